@@ -11,13 +11,13 @@ from benchmarks.loop import peak_gigabytes
 from sottovoce.attacks.candidate_losses import Candidates, candidates_of, loss_series
 from sottovoce.attacks.classifier import classifier
 from sottovoce.attacks.threshold import threshold
-from sottovoce.core.threads import threads
 from sottovoce.learning.datasets import Dataset
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.models import mlp
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import Task, task
 from sottovoce.run.recording import Messages, RecordedRound
+from sottovoce.support.threads import threads
 
 VICTIMS, MODELS, SAMPLES = 100, 26, 1000
 

@@ -21,7 +21,6 @@ from sottovoce.core.drawn_gaussians import SpareMemory, draw_guesses
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.random_streams import RandomSource
-from sottovoce.core.threads import threads
 from sottovoce.learning import models
 from sottovoce.learning.clipping import parse_clipping
 from sottovoce.learning.datasets import Dataset
@@ -30,6 +29,7 @@ from sottovoce.learning.engines import Stack
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import Task, task
+from sottovoce.support.threads import threads
 
 STEP_SIZE = 0.05
 

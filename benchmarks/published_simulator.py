@@ -23,8 +23,8 @@ import torch
 from benchmarks.learning import STEP_SIZE, by_hand, compare, job_of, node_by_node, processor, rounds
 from benchmarks.loop import settings
 from sottovoce import metropolis
-from sottovoce.core.threads import threads
 from sottovoce.learning.tasks import Task
+from sottovoce.support.threads import threads
 
 ROUNDS = 5
 """Played at once: the simulator starts a progress bar each time."""

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sottovoce.core.threads import begin_with_one_thread
+from sottovoce.support.threads import begin_with_one_thread
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "digits.toml"
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from sottovoce.auditing.mechanism import audit
     from sottovoce.auditing.one_run import audit_guesses, audit_one_run
     from sottovoce.auditing.scores import audit_scores
-    from sottovoce.config import RecordingSettings, parse_experiment
     from sottovoce.core.algorithm import Algorithm
     from sottovoce.core.arrays import Rows
     from sottovoce.core.compression import parse_compression
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from sottovoce.core.mixing import Mixing
     from sottovoce.core.noise import Independent
     from sottovoce.core.noise_key import NoiseKey
-    from sottovoce.core.own_code import code_from
     from sottovoce.core.secret_source import SecretSource
     from sottovoce.core.topologies import (
         Changing,
@@ -82,6 +80,8 @@ if TYPE_CHECKING:
     from sottovoce.run.privacy_report import report_privacy as report_privacy
     from sottovoce.run.simulation import Run as Run
     from sottovoce.run.simulation import simulate as simulate
+    from sottovoce.support.config import RecordingSettings, parse_experiment
+    from sottovoce.support.own_code import code_from
     from sottovoce.tracing.linear_system import LinearSystem
     from sottovoce.tracing.tracer import Coordinate, trace
 
@@ -109,7 +109,7 @@ _MODULE_OF = {
         "audit_one_run",
     ),
     "auditing.scores": ("audit_scores",),
-    "config": (
+    "support.config": (
         "RecordingSettings",
         "parse_experiment",
     ),
@@ -128,7 +128,7 @@ _MODULE_OF = {
     "core.mixing": ("Mixing",),
     "core.noise": ("Independent",),
     "core.noise_key": ("NoiseKey",),
-    "core.own_code": ("code_from",),
+    "support.own_code": ("code_from",),
     "core.secret_source": ("SecretSource",),
     "core.topologies": (
         "Changing",

@@ -97,8 +97,8 @@ def trained(tmp_path_factory, worker_id):
     store.mkdir(exist_ok=True)
 
     def train_once(document: dict) -> Path:
-        from sottovoce.config import parse_experiment
         from sottovoce.run.execute import run_experiment
+        from sottovoce.support.config import parse_experiment
 
         key = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
         with (store / f"{key}.lock").open("w") as lock:

@@ -19,7 +19,7 @@ from multiprocessing import forkserver, get_context
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
-from sottovoce.core.processes import unblock_signals
+from sottovoce.support.processes import unblock_signals
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

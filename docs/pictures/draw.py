@@ -24,7 +24,6 @@ from scipy.stats import norm
 from sottovoce import Account, account, algorithm, metropolis, trace
 from sottovoce.attacks.inversion import Inversion, attack_runs
 from sottovoce.attacks.registry import AttackOptions
-from sottovoce.config import parse_experiment
 from sottovoce.core.graphs import graph
 from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.privacy.rounding import round_up
@@ -33,6 +32,7 @@ from sottovoce.report.picture_gallery import gallery
 from sottovoce.report.printing import BROWSERS
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.finished_run import open_run
+from sottovoce.support.config import parse_experiment
 
 DELTA = 1e-5
 GREY, QUIET, BETWEEN, LOUD = "#808080", (86, 180, 233), (240, 228, 160), (213, 94, 0)

@@ -15,12 +15,12 @@ from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStep
 from sottovoce.core.arrays import Rows
 from sottovoce.core.class_correlation import ClassCorrelation
 from sottovoce.core.correlation import Correlation, Differences, Triangular
-from sottovoce.core.files import read_npz
 from sottovoce.core.gossip import Gossip
 from sottovoce.core.noise import Temporal
 from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
+from sottovoce.support.files import read_npz
 
 
 @runtime_checkable

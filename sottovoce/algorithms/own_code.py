@@ -16,8 +16,8 @@ from sottovoce.algorithms.spec import AlgorithmSettings, AlgorithmSpec, Example,
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.gossip import Gossip
 from sottovoce.core.noise import Independent
-from sottovoce.core.own_code import Offered, named_object
 from sottovoce.errors import InputError
+from sottovoce.support.own_code import Offered, named_object
 
 Spec = AlgorithmSpec[AlgorithmSettings]
 

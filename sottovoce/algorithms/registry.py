@@ -24,8 +24,8 @@ import sottovoce.algorithms
 from sottovoce.algorithms.own_code import own_algorithm
 from sottovoce.algorithms.spec import AlgorithmSettings, AlgorithmSpec, Example, Role
 from sottovoce.core.algorithm import Algorithm
-from sottovoce.core.own_code import Offered, code_digest, offered_names
 from sottovoce.errors import InputError
+from sottovoce.support.own_code import Offered, code_digest, offered_names
 
 NO_ALGORITHMS = ("own_code", "registry", "spec")
 """Files of this folder that hold no algorithms."""

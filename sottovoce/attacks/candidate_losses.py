@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.attacks.registry import AttackOptions
-from sottovoce.core.threads import chunks
 from sottovoce.errors import InputError
 from sottovoce.learning.catalogue import Targets
 from sottovoce.learning.engines import VALUES
 from sottovoce.learning.tasks import Task
 from sottovoce.run.finished_run import FinishedRun
 from sottovoce.run.recording import Messages
+from sottovoce.support.threads import chunks
 
 SAMPLES = AttackOptions.samples
 """So many members of a victim are tried at most, and as many non-members."""

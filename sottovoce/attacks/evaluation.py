@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtrit
 
 from sottovoce.attacks.confidence import check_confidence, lower_limit, upper_limit
-from sottovoce.config import Document
 from sottovoce.learning.prediction_scores import mean_ranks, roc_auc
+from sottovoce.support.config import Document
 
 Array = NDArray[np.float64]
 

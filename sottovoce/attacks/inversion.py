@@ -27,12 +27,12 @@ import torch
 from torch import Tensor
 
 from sottovoce.attacks.registry import AttackOptions
-from sottovoce.config import Document
-from sottovoce.core.threads import threads
 from sottovoce.errors import InputError
 from sottovoce.learning.tasks import Task
 from sottovoce.run.finished_run import FinishedRun
 from sottovoce.run.training_run import TrainingRun
+from sottovoce.support.config import Document
+from sottovoce.support.threads import threads
 
 MOST = 8
 """So many rows of a batch can be told apart at most: the gradient of softmax regression on digits holds no more."""

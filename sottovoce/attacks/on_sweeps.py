@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sottovoce.attacks.registry import MEMBERSHIP_ATTACKS, Attack, names_of
-from sottovoce.config import Document
 from sottovoce.errors import InputError
 from sottovoce.run.sweep import SweepRun
 from sottovoce.run.sweep_results import SweepRow
+from sottovoce.support.config import Document
 
 if TYPE_CHECKING:
     from sottovoce.run.callbacks import Progress

@@ -26,10 +26,10 @@ from scipy import linalg
 from sottovoce.attacks.received_messages import need_messages, receive
 from sottovoce.core.loop_inputs import Gradient
 from sottovoce.core.sensitivity import largest, relative
-from sottovoce.core.threads import one_thread
 from sottovoce.errors import InputError
 from sottovoce.privacy.observation import Observation, observe
 from sottovoce.privacy.views import View, parse_view
+from sottovoce.support.threads import one_thread
 from sottovoce.tracing.linear_system import LinearSystem
 
 Array = NDArray[np.float64]

@@ -24,10 +24,10 @@ from sottovoce.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sottovoce.config import Document
     from sottovoce.privacy.views import View
     from sottovoce.run.callbacks import Note, Progress
     from sottovoce.run.finished_run import FinishedRun
+    from sottovoce.support.config import Document
 
 
 class Option(StrEnum):

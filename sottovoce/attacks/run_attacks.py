@@ -19,13 +19,13 @@ from sottovoce.attacks.registry import (
     attacks_with,
     names_of,
 )
-from sottovoce.config import Document
-from sottovoce.core.auditor_key import is_signed, sign
-from sottovoce.core.threads import threads
 from sottovoce.errors import InputError
 from sottovoce.run.finished_run import FinishedRun, open_run
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.private_facts import read_private_facts
+from sottovoce.support.auditor_key import is_signed, sign
+from sottovoce.support.config import Document
+from sottovoce.support.threads import threads
 
 DEFAULT = AttackOptions()
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from sottovoce.attacks.reconstruction import ENTRIES, NOISE_ENTRIES, reconstruct
 from sottovoce.attacks.registry import AttackOptions
-from sottovoce.config import Document
 from sottovoce.privacy import views
 from sottovoce.run.finished_run import FinishedRun
+from sottovoce.support.config import Document
 from sottovoce.tracing.tracer import trace
 
 EXACT = 1e-9

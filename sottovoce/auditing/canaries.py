@@ -24,9 +24,6 @@ from torch import Tensor
 from sottovoce.attacks.candidate_losses import losses_of
 from sottovoce.auditing.claim_checks import Claim, ClaimCheck, claims_about
 from sottovoce.auditing.one_run import audit_one_run
-from sottovoce.config import RecordingSettings
-from sottovoce.core.files import Arrays
-from sottovoce.core.threads import threads
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.guarantee import Kind
 from sottovoce.privacy.views import node_numbers
@@ -35,6 +32,9 @@ from sottovoce.run.finished_run import FinishedRun
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.rerun import load_or_compute, open_run_once, record_rerun, with_other_rows
+from sottovoce.support.config import RecordingSettings
+from sottovoce.support.files import Arrays
+from sottovoce.support.threads import threads
 
 MOST = 100
 """So many canaries are planted in a rerun at most, in half of the victim's rows at most."""

@@ -13,7 +13,6 @@ from enum import StrEnum
 
 from sottovoce.auditing.lower_bound import Audit, as_json, round_down
 from sottovoce.auditing.mechanism import ENTRIES, audit
-from sottovoce.config import Document
 from sottovoce.core.final_models import FinalModels
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.guarantee import Kind, PrivacyFigure
@@ -21,6 +20,7 @@ from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.views import View, parse_view, read_view
 from sottovoce.run.finished_run import FinishedRun
 from sottovoce.run.privacy_document import PrivacyDocument, StoredView
+from sottovoce.support.config import Document
 from sottovoce.tracing.tracer import trace
 
 

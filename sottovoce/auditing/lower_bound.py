@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
-from sottovoce.core.json_numbers import JSON
 from sottovoce.errors import InputError
+from sottovoce.support.json_numbers import JSON
 
 
 @dataclass(frozen=True, kw_only=True)

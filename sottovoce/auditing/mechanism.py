@@ -33,12 +33,12 @@ from sottovoce.core.loop_inputs import Gradient
 from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.core.sensitivity import largest, relative
-from sottovoce.core.threads import one_thread
 from sottovoce.errors import InputError
 from sottovoce.privacy.exact import routes
 from sottovoce.privacy.observation import Observation, observe
 from sottovoce.privacy.views import View, parse_view
 from sottovoce.privacy.worst_case import worst_change
+from sottovoce.support.threads import one_thread
 from sottovoce.tracing.linear_system import LinearSystem
 
 Array = NDArray[np.float64]

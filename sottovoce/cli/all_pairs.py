@@ -22,12 +22,12 @@ def answer_for_pairs(
     """Fixed-streams figures for attackers and victims, and what is proven for training."""
     import numpy as np
 
-    from sottovoce.core.json_numbers import to_json
     from sottovoce.core.participation import parse_participation
     from sottovoce.privacy import all_pairs
     from sottovoce.privacy.accountant import account
     from sottovoce.privacy.gaussian_dp import epsilon_of
     from sottovoce.privacy.guarantee import Kind
+    from sottovoce.support.json_numbers import to_json
 
     if system.only_gradients:
         raise Unaccountable(f"{system.only_gradients}: single messages have no exact loss; leave out --all-pairs")
@@ -90,9 +90,9 @@ def _check_pairs_cost(
 
     About attackers that are `left`, besides those whose figures are stored.
     """
-    from sottovoce.core.limits import SECONDS, check_cost, duration_text
     from sottovoce.privacy.account_estimate import LONG_SECONDS
     from sottovoce.privacy.all_pairs import pairs_cost
+    from sottovoce.support.limits import SECONDS, check_cost, duration_text
 
     cost = pairs_cost(system, scheme, left, secure_sum=setting.secure_sum)
     count = "1 attacker" if len(left) == 1 else f"{len(left):,} attackers"

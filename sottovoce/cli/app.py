@@ -20,11 +20,11 @@ from sottovoce.cli.deferred_collection import defer_collection
 from sottovoce.cli.deferred_imports import defer_imports
 from sottovoce.cli.output import narrated, verbosity
 from sottovoce.cli.terminal import close_streams, open_streams, print_line, print_message
-from sottovoce.core import processes
-from sottovoce.core.own_code import raised_in_own_code
-from sottovoce.core.processes import Terminated
-from sottovoce.core.threads import begin_with_one_thread
 from sottovoce.errors import SottovoceError, file_error, shortened
+from sottovoce.support import processes
+from sottovoce.support.own_code import raised_in_own_code
+from sottovoce.support.processes import Terminated
+from sottovoce.support.threads import begin_with_one_thread
 
 app = typer.Typer(
     rich_markup_mode=None,

@@ -75,9 +75,9 @@ def attack(
 ) -> None:
     """Attack what nodes received in a finished run. Example: sotto attack runs/digits --attacker 0"""
     from sottovoce.attacks.run_attacks import result_document, run_attack, store_attack, stored_attacks
-    from sottovoce.core.files import check_writable
     from sottovoce.report.page import write_page_of
     from sottovoce.run.finished_run import open_run
+    from sottovoce.support.files import check_writable
 
     chosen = attack_by_name(name, given_as="--attack")
     if picture is not None and not chosen.takes(Option.PICTURE):
@@ -106,8 +106,8 @@ def attack(
 
 
 def _draw(result: AttackResult, picture: Path) -> None:
-    from sottovoce.core.files import write_text
     from sottovoce.report.picture_gallery import gallery
+    from sottovoce.support.files import write_text
 
     assert isinstance(result, PictureResult)
     write_text(picture, gallery(result.pictures(), result.picture_shape))

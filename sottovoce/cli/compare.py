@@ -10,15 +10,15 @@ from sottovoce.cli.options import Code, Json, Yes, check_one_form
 from sottovoce.cli.output import Table, answer, print_note, show_elapsed, show_findings, verbosity
 from sottovoce.cli.terminal import print_line
 from sottovoce.cli.tracking import Track, wanted_trackers, write_tracked
-from sottovoce.core.limits import size_text
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up
+from sottovoce.support.limits import size_text
 
 if TYPE_CHECKING:
-    from sottovoce.config import Document
     from sottovoce.report.figure_files import Format
     from sottovoce.report.trade_off import TradeOff
     from sottovoce.run.run_documents import RunDocuments
+    from sottovoce.support.config import Document
 
 
 @app.command()
@@ -43,8 +43,6 @@ def compare(
     Test figures are those after the last round, or means over metrics.final_rounds. Headlines are computed again from
     the settings. If a folder contradicts itself, that is printed first, as a finding, with exit code 1.
     """
-    from sottovoce.core.csv_text import csv_text
-    from sottovoce.core.files import check_writable, write_text
     from sottovoce.report.figure_files import write_figures
     from sottovoce.report.page import page
     from sottovoce.report.run_figures import run_figures
@@ -52,6 +50,8 @@ def compare(
     from sottovoce.run.final_figures import final_average_text
     from sottovoce.run.layout import RunFiles
     from sottovoce.run.run_documents import read_runs, unfinished_runs
+    from sottovoce.support.csv_text import csv_text
+    from sottovoce.support.files import check_writable, write_text
 
     wanted, tracked = _formats(figures, formats), wanted_trackers(trackers)
     check_one_form(as_csv, as_json)
@@ -122,11 +122,11 @@ def report(
     It begins in plain words; title, purpose and contact come from [about] of the run file. The headline is computed
     again from the settings. If the folder contradicts itself, that is printed first, as a finding, with exit code 1.
     """
-    from sottovoce.core.files import check_writable, write_text
     from sottovoce.report.page import page
     from sottovoce.report.printing import print_page
     from sottovoce.run.layout import RunFiles
     from sottovoce.run.run_documents import read_runs
+    from sottovoce.support.files import check_writable, write_text
 
     if run.is_dir() and not RunFiles(run).config.exists():
         raise InputError(

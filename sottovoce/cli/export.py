@@ -50,8 +50,8 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Predict new rows with an exported model. Example: sotto predict runs/hospitals/export --data new.csv"""
-    from sottovoce.core.files import check_writable, write_text
     from sottovoce.learning.exported_model import read_exported_model
+    from sottovoce.support.files import check_writable, write_text
 
     place = None if out is None else check_writable(out)
     found = read_exported_model(folder).predict(data)

@@ -8,12 +8,12 @@ import typer
 from sottovoce.cli.app import app
 from sottovoce.cli.options import GraphName, Json, Weights, Yes
 from sottovoce.cli.output import answer, facts, print_note, print_sentence, show_elapsed
-from sottovoce.core.limits import size_text
+from sottovoce.support.limits import size_text
 
 if TYPE_CHECKING:
-    from sottovoce.core.json_numbers import JSON
     from sottovoce.learning.columns import Column
     from sottovoce.learning.datasets import DatasetListing
+    from sottovoce.support.json_numbers import JSON
 
 
 @app.command()
@@ -107,9 +107,9 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Write a first description of a table's columns, for you to edit. Example: sotto data inspect patients.csv"""
-    from sottovoce.core.files import write_text
     from sottovoce.errors import InputError
     from sottovoce.learning.column_guess import columns_text, count_missing, guess_columns, not_a_number, read_all_cells
+    from sottovoce.support.files import write_text
 
     cells = read_all_cells(file)
     found = guess_columns(file, cells, target)
@@ -154,14 +154,14 @@ def split(
 
     Example: sotto data split breast-cancer recipes/hospitals.toml --out tables
     """
-    from sottovoce.core.extras import require_extra
+    from sottovoce.support.extras import require_extra
 
     require_extra("peers", "cryptography")
-    from sottovoce.core.files import check_folder, new_folder, write_text
     from sottovoce.errors import InputError
     from sottovoce.federation.assembly import read_draft
     from sottovoce.learning.columns import read_columns
     from sottovoce.learning.split_tables import split_table
+    from sottovoce.support.files import check_folder, new_folder, write_text
 
     check_folder(out)
     if out.exists():

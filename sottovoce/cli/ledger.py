@@ -17,9 +17,9 @@ from sottovoce.cli.terminal import print_line
 from sottovoce.privacy.rounding import round_down, round_up
 
 if TYPE_CHECKING:
-    from sottovoce.core.json_numbers import JSON
     from sottovoce.ledger.lineages import Lineage, RunSpending
     from sottovoce.ledger.spending import Spending
+    from sottovoce.support.json_numbers import JSON
 
 COLUMNS = ("lineage", "run", "round", "rounds", "epsilon_spent", "epsilon_planned", "epsilon_of_lineage", "delta")
 
@@ -94,7 +94,7 @@ def _answer(file: Path, lineages: "list[Lineage]", delta: float, as_json: bool) 
 
 def lineage_document(lineage: "Lineage", delta: float) -> "dict[str, JSON]":
     """A lineage as JSON; figures are at the delta of its budget, or at the one that was asked for."""
-    from sottovoce.core.json_numbers import to_json
+    from sottovoce.support.json_numbers import to_json
 
     budget = lineage.budget
     at = delta if budget is None else budget.delta
@@ -109,8 +109,8 @@ def lineage_document(lineage: "Lineage", delta: float) -> "dict[str, JSON]":
 
 
 def _run_document(run: "RunSpending", delta: float) -> "dict[str, JSON]":
-    from sottovoce.core.json_numbers import to_json
     from sottovoce.privacy.composition import compose, loss_document
+    from sottovoce.support.json_numbers import to_json
 
     planned = run.planned
     return {

@@ -57,10 +57,10 @@ def noise_(
     Example: sotto noise --graph florentine --weights uniform --participation 4x16
     """
     from sottovoce.cli import terminal_plots
-    from sottovoce.core import files
     from sottovoce.core.topologies import weigh
     from sottovoce.matrix_factorization import cache
     from sottovoce.matrix_factorization.factorization import factorize
+    from sottovoce.support import files
 
     if out is not None:
         files.check_writable(out)
@@ -130,9 +130,9 @@ def _sampled(net: "Topology", target: SampledTarget, *, cache: bool, out: Path |
     """The trade-off between chance and correlation, number of parts by number of parts."""
     import numpy as np
 
-    from sottovoce.core import files
     from sottovoce.matrix_factorization.factorization import LONGEST
     from sottovoce.matrix_factorization.sampled_noise import sampled_noise
+    from sottovoce.support import files
 
     if out is not None and target.rounds > LONGEST:
         raise InputError(

@@ -17,12 +17,12 @@ from sottovoce.errors import InputError
 if TYPE_CHECKING:
     from sottovoce.algorithms.spec import AlgorithmSettings, AlgorithmSpec
     from sottovoce.core.algorithm import Algorithm
-    from sottovoce.core.json_numbers import JSON
     from sottovoce.core.noise import PerNode
     from sottovoce.core.participation import Participation
     from sottovoce.core.topologies import Topology
     from sottovoce.learning.declared_records import DeclaredRecords
     from sottovoce.privacy.views import View
+    from sottovoce.support.json_numbers import JSON
     from sottovoce.tracing.linear_system import LinearSystem
 
 
@@ -79,7 +79,7 @@ ROUNDS, ADJACENCY = 100, "user"
 
 
 def _lift_limits(context: typer.Context, yes: bool) -> bool:
-    from sottovoce.core.limits import limits_lifted
+    from sottovoce.support.limits import limits_lifted
 
     context.with_resource(limits_lifted(yes))
     return yes
@@ -94,7 +94,7 @@ Yes = Annotated[
 
 
 def _allow_code(context: typer.Context, folder: Path | None) -> Path | None:
-    from sottovoce.core.own_code import code_from
+    from sottovoce.support.own_code import code_from
 
     context.with_resource(code_from(folder))
     return folder
@@ -221,7 +221,7 @@ class Setting:
     def spec(self) -> "AlgorithmSpec[AlgorithmSettings]":
         """What is known of the algorithm; code that the user names in the command is looked for here."""
         from sottovoce.algorithms.registry import algorithm_spec
-        from sottovoce.core.own_code import code_from
+        from sottovoce.support.own_code import code_from
 
         with code_from(Path()):
             return algorithm_spec(self.algorithm)

@@ -11,18 +11,18 @@ import typer
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Json, Yes
 from sottovoce.cli.output import Table, answer, facts, print_note, progress, show_elapsed
-from sottovoce.core.limits import size_text
-from sottovoce.core.processes import ends_when_stopped
 from sottovoce.errors import InputError, PeerLost
 from sottovoce.privacy.rounding import round_up
+from sottovoce.support.limits import size_text
+from sottovoce.support.processes import ends_when_stopped
 
 if TYPE_CHECKING:
-    from sottovoce.config import Document
-    from sottovoce.core.json_numbers import JSON
     from sottovoce.federation.agreement import Agreement
     from sottovoce.federation.checking import Checks
     from sottovoce.federation.guarantees import AgreedGuarantees
     from sottovoce.learning.tables import Table as MemberRows
+    from sottovoce.support.config import Document
+    from sottovoce.support.json_numbers import JSON
 
 peer = typer.Typer(
     help="Take part in a federation: one process for each member, with its own data. Example: sotto peer init --help",
@@ -104,8 +104,8 @@ def agree(
     Example: sotto peer agree settings.toml *.member.toml --out agreement.toml
     """
     require_peers()
-    from sottovoce.core.files import check_writable, write_text
     from sottovoce.federation.assembly import assemble_agreement
+    from sottovoce.support.files import check_writable, write_text
 
     agreement = assemble_agreement(settings, members)
     check_writable(out)
@@ -363,7 +363,7 @@ def _checks_document(agreement: "Agreement", checks: "Checks") -> "dict[str, JSO
 
 def require_peers() -> None:
     """Refuse to go on without the packages that members need."""
-    from sottovoce.core.extras import require_extra
+    from sottovoce.support.extras import require_extra
 
     require_extra("peers", "cryptography", "grpc")
 

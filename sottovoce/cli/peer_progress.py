@@ -16,10 +16,10 @@ from sottovoce.cli.terminal import print_line
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
-    from sottovoce.core.json_numbers import JSON
     from sottovoce.federation.agreement import Agreement
     from sottovoce.federation.member_status import MemberStatus
     from sottovoce.federation.rehearsal import MemberProgress
+    from sottovoce.support.json_numbers import JSON
 
 DELTA = 1e-5
 """At which figures of a lineage without a budget are shown, as sotto ledger does."""
@@ -72,7 +72,7 @@ def _now(found: "MemberStatus") -> "Iterator[str]":
 
 
 def _status_document(found: "MemberStatus") -> "dict[str, JSON]":
-    from sottovoce.core.json_numbers import to_json
+    from sottovoce.support.json_numbers import to_json
 
     runs: list[JSON] = [
         {
@@ -101,7 +101,7 @@ def rehearse(
     Example: sotto peer rehearse agreement.toml --data tables
     """
     require_peers()
-    from sottovoce.core.json_numbers import to_json
+    from sottovoce.support.json_numbers import to_json
 
     with _shown_progress() as tell:
         from sottovoce.federation.rehearsal import rehearse as rehearse_members

@@ -33,9 +33,9 @@ from sottovoce.cli.progress_lines import activity
 from sottovoce.cli.run_files import code_beside
 from sottovoce.cli.terminal import print_line
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
-from sottovoce.core.own_code import code_from
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import sigma_text
+from sottovoce.support.own_code import code_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -155,8 +155,8 @@ def _option(name: str) -> str:
 
 def _announce(question: "Question", algorithms: list[str] | None) -> list[float]:
     """Say before a plan of minutes how long it takes, and what would be quick; the seconds of each candidate."""
-    from sottovoce.core.limits import check_cost
     from sottovoce.planning.plan_cost import plan_cost
+    from sottovoce.support.limits import check_cost
 
     cost = plan_cost(question, algorithms)
     check_cost(cost.what, cost.whole, cost.smaller_work)
@@ -226,9 +226,9 @@ class _Rows:
 
 def _question_of_file(file: Path, data: Path | None, epsilon: float | None, context: typer.Context) -> "Question":
     """What a run file asks; options that it says itself are refused beside it."""
-    from sottovoce.config import read_settings_file
     from sottovoce.run.planned_question import planned_question
     from sottovoce.run.sweep import expand_sweep
+    from sottovoce.support.config import read_settings_file
 
     taken = ("file", "data", "code", "epsilon", "yes", "as_json", "convex", "algorithm")
     given = [name for name in context.params if _is_given(context, name)]

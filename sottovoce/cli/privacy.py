@@ -193,11 +193,11 @@ def _proven_kinds(algorithm: "Algorithm", setting: Setting, named: list[str] | N
 def _announce(setting: Setting, system: "LinearSystem", kinds: "tuple[Kind, ...]", optimised: bool) -> None:
     """Say before work of minutes how long it takes, and what would be quick."""
     from sottovoce.core.adjacency import parse_adjacency
-    from sottovoce.core.limits import check_cost
     from sottovoce.core.participation import parse_participation
     from sottovoce.privacy.account_estimate import estimate_account
     from sottovoce.privacy.accountant import headline_kinds
     from sottovoce.privacy.terms import Terms
+    from sottovoce.support.limits import check_cost
 
     terms = Terms(parse_adjacency(setting.adjacency), parse_participation(setting.scheme), optimised=optimised)
     estimate = estimate_account(system, setting.adversary, kinds, terms, setting.victims)

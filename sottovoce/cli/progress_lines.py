@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from sottovoce.core.limits import duration_text
+from sottovoce.support.limits import duration_text
 
 INTERVAL = 10.0
 """Seconds between two lines, and before the first."""

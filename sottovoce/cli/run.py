@@ -18,15 +18,14 @@ from sottovoce.cli.output import Table, answer, facts, print_note, progress, tel
 from sottovoce.cli.progress_lines import activity
 from sottovoce.cli.run_files import code_beside, is_agreement, settings_document
 from sottovoce.cli.tracking import Track, tracked_live, wanted_trackers, write_tracked
-from sottovoce.core.limits import limits_are_lifted, size_text
-from sottovoce.core.own_code import code_folder, code_from
 from sottovoce.distributed.environment import place_among_ranks
 from sottovoce.errors import InputError, PeerLost, SottovoceError
 from sottovoce.privacy.rounding import round_up
+from sottovoce.support.limits import limits_are_lifted, size_text
+from sottovoce.support.own_code import code_folder, code_from
 
 if TYPE_CHECKING:
     from sottovoce.attacks.registry import Attack
-    from sottovoce.config import Document, Experiment
     from sottovoce.privacy.guarantee import PrivacyFigure
     from sottovoce.report.tracking import Tracker
     from sottovoce.run.privacy_document import PrivacyDocument
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from sottovoce.run.run_ledger import LedgerFile
     from sottovoce.run.sweep import SweepRun
     from sottovoce.run.sweep_results import SweepRow
+    from sottovoce.support.config import Document, Experiment
 
 BEFORE = "starting"
 
@@ -140,10 +140,10 @@ class RunPlan:
 def _read_plan(file: Path, settings: list[str], only: str | None, out: Path) -> RunPlan:
     """Read a file; what cannot be carried out is refused before any work."""
     from sottovoce.attacks.on_sweeps import check_attacks
-    from sottovoce.config import apply_overrides
-    from sottovoce.core.files import check_folder
     from sottovoce.run.noise_key_file import with_key_from_file
     from sottovoce.run.sweep import expand_sweep
+    from sottovoce.support.config import apply_overrides
+    from sottovoce.support.files import check_folder
 
     check_folder(out)
     document = with_key_from_file(apply_overrides(_run_settings(file), settings), file.parent)
@@ -267,8 +267,8 @@ def _finish(result: "Document", folder: Path, how: Execution) -> None:
 
 def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, how: Execution) -> None:
     """One rank's part of a run. Rank 0 shows progress and prints the result; an error is printed once."""
-    from sottovoce.core.processes import unblock_signals
     from sottovoce.distributed.launch import is_orphaned
+    from sottovoce.support.processes import unblock_signals
 
     unblock_signals()
     from sottovoce.distributed.ranks import join_ranks

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sottovoce.config import Document
+    from sottovoce.support.config import Document
 
 
 def code_beside(file: Path) -> Path | None:
@@ -20,7 +20,7 @@ def code_beside(file: Path) -> Path | None:
 
 def settings_document(file: Path) -> "Document":
     """What a file says, not checked yet."""
-    from sottovoce.config import read_settings_file
+    from sottovoce.support.config import read_settings_file
 
     return read_settings_file(file)
 

@@ -7,12 +7,12 @@ from sottovoce.errors import Unaccountable
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
-    from sottovoce.core.json_numbers import JSON
     from sottovoce.core.noise import PerNode
     from sottovoce.privacy.accountant import Account
     from sottovoce.privacy.calibration import Target
     from sottovoce.privacy.guarantee import Guarantee, PrivacyFigure
     from sottovoce.privacy.sampled_batches import SampledCalibration
+    from sottovoce.support.json_numbers import JSON
     from sottovoce.tracing.linear_system import LinearSystem
 
 FEW = 12

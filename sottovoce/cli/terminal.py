@@ -6,7 +6,7 @@ import sys
 from typing import TextIO
 
 from sottovoce.errors import SottovoceError, file_error
-from sottovoce.text import visible
+from sottovoce.support.text import visible
 
 RULE, REMEDY = "answers are written to it", "redirect it, for example to /dev/null"
 

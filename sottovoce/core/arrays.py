@@ -18,8 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from sottovoce.core.row_memory import ROW_MEMORY
-from sottovoce.core.threads import chunks, for_each, workers
 from sottovoce.errors import InputError
+from sottovoce.support.threads import chunks, for_each, workers
 
 if TYPE_CHECKING:
     from torch import Tensor

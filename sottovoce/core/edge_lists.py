@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.limits import Cost, check_cost, size_text
-from sottovoce.core.progress import counted, report_progress, report_stage
 from sottovoce.errors import InputError, file_error
-from sottovoce.regular_files import open_file
-from sottovoce.text import check_name, decode_text, visible
+from sottovoce.support.limits import Cost, check_cost, size_text
+from sottovoce.support.progress import counted, report_progress, report_stage
+from sottovoce.support.regular_files import open_file
+from sottovoce.support.text import check_name, decode_text, visible
 
 CHUNK = 2**24
 """Bytes that are read at once."""

@@ -29,10 +29,10 @@ from scipy.sparse import csgraph
 from sottovoce.core.arrays import given_array
 from sottovoce.core.edge_lists import parse_edges, read_edge_list
 from sottovoce.core.graph_files import ListedGraph, read_listed_graph
-from sottovoce.core.limits import Cost, check_cost
-from sottovoce.core.notebook_html import html_table
-from sottovoce.core.progress import report_stage
 from sottovoce.errors import InputError
+from sottovoce.support.limits import Cost, check_cost
+from sottovoce.support.notebook_html import html_table
+from sottovoce.support.progress import report_stage
 
 if TYPE_CHECKING:
     import networkx as nx

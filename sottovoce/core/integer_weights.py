@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy import sparse
 
-from sottovoce.core.memo import once_for_each
 from sottovoce.core.mixing import Mixing
 from sottovoce.errors import InputError
+from sottovoce.support.memo import once_for_each
 
 LARGEST_DENOMINATOR = 100_000
 """Of a single weight. Two fractions with smaller denominators are 1e-10 apart."""

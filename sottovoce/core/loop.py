@@ -42,10 +42,10 @@ from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.row_memory import kept_memory
 from sottovoce.core.sensitivity import check_nodes, in_units_of_largest, largest
 from sottovoce.core.sum_grid import IntegerSums, model_grid, sum_grid
-from sottovoce.core.threads import own_threads
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Transport, mixed_weight
 from sottovoce.errors import InputError, SumFailed, Unaccountable
+from sottovoce.support.threads import own_threads
 
 RowsKind = TypeVar("RowsKind", bound=Rows)
 

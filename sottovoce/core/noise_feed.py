@@ -50,8 +50,8 @@ from sottovoce.core.rounded_sum import (
 )
 from sottovoce.core.row_memory import ROW_MEMORY
 from sottovoce.core.sum_grid import SumGrid
-from sottovoce.core.threads import WORKERS
 from sottovoce.errors import Diverged, InputError
+from sottovoce.support.threads import WORKERS
 
 CHUNK = 1 << 22
 """At most about this many noise values are alive at once, whatever the number of edges."""

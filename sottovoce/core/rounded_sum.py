@@ -24,7 +24,7 @@ from sottovoce.core.correlation import Correlation
 from sottovoce.core.drawn_gaussians import DrawnGaussians
 from sottovoce.core.exact_gaussians import FINE_ERROR, GUESS_ERROR, Floats, Places
 from sottovoce.core.noise import NoiseTerm
-from sottovoce.core.threads import chunks
+from sottovoce.support.threads import chunks
 
 Numbers = Callable[[DrawnGaussians, Places, Places], tuple[Floats, Floats]]
 """The numbers of some sources and columns, and their errors."""

@@ -23,12 +23,12 @@ from sottovoce.core.arrays import Reals
 from sottovoce.core.discrete_gaussians import LARGEST_SIGMA
 from sottovoce.core.fixed_point import LARGEST_INTEGER, SumRange, Words, decoded, encoded
 from sottovoce.core.integer_weights import IntegerWeights, integer_weights
-from sottovoce.core.memo import once_for_each
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import FactoredMatrix, NoiseTerm
 from sottovoce.core.random_streams import RandomSource, RandomStream
 from sottovoce.core.sensitivity import in_units_of_largest, largest
 from sottovoce.errors import Diverged, InputError
+from sottovoce.support.memo import once_for_each
 
 FINEST = 32
 """A sensitivity has up to 2 to this many steps: rounding k of a billion parameters moves it by less than 1e-5."""

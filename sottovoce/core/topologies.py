@@ -24,8 +24,8 @@ from scipy import sparse
 
 from sottovoce.core.graphs import Graph, graph
 from sottovoce.core.mixing import TOLERANCE, Mixing, Requirement
-from sottovoce.core.progress import report_stage
 from sottovoce.errors import InputError
+from sottovoce.support.progress import report_stage
 
 
 class Topology:

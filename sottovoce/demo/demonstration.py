@@ -17,10 +17,6 @@ from sottovoce.algorithms.registry import algorithm_spec
 from sottovoce.attacks.on_sweeps import check_attacks
 from sottovoce.attacks.registry import AttackOptions, PictureResult, attack_by_name
 from sottovoce.attacks.run_attacks import attack_unless_stored, own_result, run_attack, store_attack
-from sottovoce.config import Document, apply_overrides, read_settings_file
-from sottovoce.core.files import check_folder
-from sottovoce.core.json_numbers import to_json
-from sottovoce.core.threads import WORKERS
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.report.pairwise_leakage import FigureKind, pairwise_leakage
 from sottovoce.report.picture_gallery import stored_pictures
@@ -31,6 +27,10 @@ from sottovoce.run.parallel import map_in_processes, run_experiments
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.sweep import SweepRun, expand_sweep
 from sottovoce.run.sweep_results import FinishedSweepRun
+from sottovoce.support.config import Document, apply_overrides, read_settings_file
+from sottovoce.support.files import check_folder
+from sottovoce.support.json_numbers import to_json
+from sottovoce.support.threads import WORKERS
 
 RECIPE = Path(__file__).with_name("demo.toml")
 

@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from sottovoce.core.files import is_gone
-from sottovoce.core.processes import STOPPING_SIGNALS, end_with_parent, signals_blocked
 from sottovoce.distributed.environment import whole_number
 from sottovoce.errors import SottovoceError
+from sottovoce.support.files import is_gone
+from sottovoce.support.processes import STOPPING_SIGNALS, end_with_parent, signals_blocked
 
 MEETING = "SOTTOVOCE_MEETING"
 """Environment variable: the file by which ranks find each other."""

@@ -21,9 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from sottovoce.config import first_difference
 from sottovoce.core.noise_key import public_seed
-from sottovoce.core.own_code import raised_in_own_code
 from sottovoce.core.topologies import Topology
 from sottovoce.distributed.communication import Communicator, backend_errors
 from sottovoce.distributed.environment import Place, place_among_ranks
@@ -33,6 +31,8 @@ from sottovoce.distributed.placement import place_nodes, read_placement
 from sottovoce.distributed.rank_store import POLL_SECONDS, RankStore, open_store, strange_value
 from sottovoce.distributed.rank_transport import RankTransport
 from sottovoce.errors import Diverged, InputError, PeerLost, SottovoceError, Unaccountable
+from sottovoce.support.config import first_difference
+from sottovoce.support.own_code import raised_in_own_code
 
 Value = TypeVar("Value")
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from sottovoce.config import Document
 from sottovoce.errors import InputError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.guarantees import build_agreement, with_secret_noise
@@ -28,6 +27,7 @@ from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_report import report_wanted
 from sottovoce.run.stored_accounts import StoredAccounts
 from sottovoce.run.training_run import TrainingRun
+from sottovoce.support.config import Document
 
 ACCOUNTED = "accounted"
 

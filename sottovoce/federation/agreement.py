@@ -17,7 +17,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from sottovoce.config import (
+from sottovoce.core.graphs import Graph, graph
+from sottovoce.errors import InputError
+from sottovoce.federation.member import Member, check_member
+from sottovoce.learning.columns import Columns, parse_columns
+from sottovoce.learning.table_data import OF_ITS_OWN
+from sottovoce.run.build_algorithm import check_algorithm, chosen_spec
+from sottovoce.support.config import (
     LARGEST_SEED,
     NAME,
     About,
@@ -35,14 +41,8 @@ from sottovoce.config import (
     parse_section,
     read_settings_file,
 )
-from sottovoce.config import first_difference as first_difference_of
-from sottovoce.core.graphs import Graph, graph
-from sottovoce.core.toml_text import to_toml
-from sottovoce.errors import InputError
-from sottovoce.federation.member import Member, check_member
-from sottovoce.learning.columns import Columns, parse_columns
-from sottovoce.learning.table_data import OF_ITS_OWN
-from sottovoce.run.build_algorithm import check_algorithm, chosen_spec
+from sottovoce.support.config import first_difference as first_difference_of
+from sottovoce.support.toml_text import to_toml
 
 NONCE_PATTERN = r"[0-9a-f]{64}"
 

@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from sottovoce.config import Document, Section, parse_section, read_settings_file
 from sottovoce.core.graphs import Graph, graph
 from sottovoce.errors import InputError
 from sottovoce.federation.agreement import (
@@ -20,6 +19,7 @@ from sottovoce.federation.agreement import (
 from sottovoce.federation.identity import check_certificate
 from sottovoce.federation.member import SUFFIX, Member, read_member
 from sottovoce.learning.columns import read_columns
+from sottovoce.support.config import Document, Section, parse_section, read_settings_file
 
 NONCE_BYTES = 32
 

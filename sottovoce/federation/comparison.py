@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from sottovoce.federation.frames import Reason, Refused
-from sottovoce.text import parse_json, visible
+from sottovoce.support.text import parse_json, visible
 
 KeyHashes: TypeAlias = Mapping[str, str]
 """Of an agreement: hashes of values, by key."""

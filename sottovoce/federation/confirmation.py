@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sottovoce.config import Document, read_settings_file
-from sottovoce.core.files import write_text
 from sottovoce.errors import InputError
 from sottovoce.federation.agreement import Agreement
-from sottovoce.text import json_text
+from sottovoce.support.config import Document, read_settings_file
+from sottovoce.support.files import write_text
+from sottovoce.support.text import json_text
 
 CONFIRMED = "confirmed.json"
 

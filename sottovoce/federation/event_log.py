@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sottovoce.core.files import explaining, open_to_append
-from sottovoce.core.json_numbers import JSON
 from sottovoce.federation.comparison import named_keys
 from sottovoce.federation.frames import Reason
 from sottovoce.federation.link_events import Awaited, Disagreed, FrameRefused, LinkEvent, Lost, StrangerRefused
 from sottovoce.federation.mailbox import Equivocation
-from sottovoce.text import join_names
+from sottovoce.support.files import explaining, open_to_append
+from sottovoce.support.json_numbers import JSON
+from sottovoce.support.text import join_names
 
 SHOWN = {
     "finished": "This run has already ended. Nothing was played; this is its result.",

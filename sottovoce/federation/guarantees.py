@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from sottovoce.config import Document, Experiment
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.noise import NoNoise
 from sottovoce.core.sensitivity import largest
@@ -23,6 +22,7 @@ from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.privacy_report import report_wanted
 from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.training_run import TrainingRun
+from sottovoce.support.config import Document, Experiment
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, x25519
 from cryptography.x509.oid import NameOID
 
-from sottovoce.config import read_settings_file
-from sottovoce.core.files import PART, write_text
 from sottovoce.errors import InputError
 from sottovoce.federation.member import SUFFIX, Member, check_member, check_name, read_member
-from sottovoce.regular_files import read_bytes
 from sottovoce.run.lock import locked
-from sottovoce.text import json_text
+from sottovoce.support.config import read_settings_file
+from sottovoce.support.files import PART, write_text
+from sottovoce.support.regular_files import read_bytes
+from sottovoce.support.text import json_text
 
 IDENTITY, PUBLIC_PART, LOCK = "identity.json", "member.toml", "lock"
 """Files in the folder of a member."""

@@ -21,16 +21,11 @@ from typing import TextIO
 
 import numpy as np
 
-from sottovoce.config import Document
 from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.arrays import numpy_dtype, to_numpy
-from sottovoce.core.files import open_to_append, owner_only, write, write_text
-from sottovoce.core.json_numbers import JSON, to_json
 from sottovoce.core.messages import Traffic
 from sottovoce.core.pair_masks import PairMasks
-from sottovoce.core.processes import ends_when_stopped, signals_wait
 from sottovoce.core.secret_source import SecretSource
-from sottovoce.core.threads import threads
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.federation.accounted_run import AccountedRun, account_run, forget_accounts, record_account, recorded_run
@@ -67,7 +62,12 @@ from sottovoce.run.metrics import is_measured
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_ledger import planned_run
 from sottovoce.run.training_run import RunState, TrainingRun
-from sottovoce.text import parse_json
+from sottovoce.support.config import Document
+from sottovoce.support.files import open_to_append, owner_only, write, write_text
+from sottovoce.support.json_numbers import JSON, to_json
+from sottovoce.support.processes import ends_when_stopped, signals_wait
+from sottovoce.support.text import parse_json
+from sottovoce.support.threads import threads
 
 COMPARISON = 10.0
 """Seconds in which neighbours with different agreements find out what these differ in."""

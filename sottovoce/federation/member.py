@@ -11,9 +11,9 @@ from pathlib import Path
 
 from pydantic import ConfigDict
 
-from sottovoce.config import Section, parse_section, read_settings_file
-from sottovoce.core.toml_text import to_toml
 from sottovoce.errors import InputError
+from sottovoce.support.config import Section, parse_section, read_settings_file
+from sottovoce.support.toml_text import to_toml
 
 SUFFIX = ".member.toml"
 """How the name of a member's public file ends."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sottovoce.federation.agreement import Agreement
 from sottovoce.run.layout import REMEDY, RULE
-from sottovoce.text import read_text
+from sottovoce.support.text import read_text
 
 LEDGER = "ledger.db"
 ATTENDANCE = "attendance.jsonl"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pydantic import Field
 
-from sottovoce.config import Section, parse_section, read_settings_file
 from sottovoce.ledger.lineages import Budget
 from sottovoce.ledger.spending import DEFAULT
+from sottovoce.support.config import Section, parse_section, read_settings_file
 
 FILE = "settings.toml"
 """Its name in the member's folder."""

@@ -12,7 +12,7 @@ from sottovoce.core import arrays
 from sottovoce.core.algorithm import State
 from sottovoce.core.arrays import Reals
 from sottovoce.distributed.sharded_rows import Halo, ShardedRows, as_tensor
-from sottovoce.text import parse_json
+from sottovoce.support.text import parse_json
 
 Numbers: TypeAlias = list[float]
 """The leaves of a state that are no arrays, in their order."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sottovoce.config import Document
 from sottovoce.errors import InputError
 from sottovoce.federation.agreement import Agreement, read_agreement
 from sottovoce.federation.identity import LOCK, public_part
@@ -22,7 +21,8 @@ from sottovoce.ledger.spending import Spending
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.lock import is_locked
 from sottovoce.run.privacy_document import PrivacyDocument
-from sottovoce.text import parse_json
+from sottovoce.support.config import Document
+from sottovoce.support.text import parse_json
 
 
 @dataclass(frozen=True)

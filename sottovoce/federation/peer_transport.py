@@ -51,7 +51,7 @@ from sottovoce.federation.patience import Patience
 from sottovoce.federation.recorded_inputs import RecordedInputs, decoded_row
 from sottovoce.ledger.payloads import Payloads
 from sottovoce.ledger.places import Place
-from sottovoce.text import join_names
+from sottovoce.support.text import join_names
 
 GO_ON = "when everybody is there again, continue with --resume at every member that stopped"
 

@@ -35,7 +35,7 @@ from sottovoce.distributed.sharded_feed import ShardedFeed
 from sottovoce.distributed.sharded_rows import ShardedRows, as_sharded, as_tensor
 from sottovoce.federation.journal import Journal, KeptNoise
 from sottovoce.ledger.places import Place
-from sottovoce.text import parse_json
+from sottovoce.support.text import parse_json
 
 GRADIENT, RELEASED, ROW = "gradient", "released", "row"
 

@@ -27,11 +27,6 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from sottovoce.config import Document, read_settings_file
-from sottovoce.core.files import write_text
-from sottovoce.core.limits import limits_are_lifted
-from sottovoce.core.processes import end_with_parent, signals_blocked, unblock_signals
-from sottovoce.core.toml_text import to_toml
 from sottovoce.errors import InputError, SottovoceError
 from sottovoce.federation.agreement import AgreedMember, Agreement, parse_agreement
 from sottovoce.federation.assembly import NONCE_BYTES, assemble_agreement
@@ -45,7 +40,12 @@ from sottovoce.learning.table_files import find_table
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.sweep_results import metric_of
-from sottovoce.text import parse_json
+from sottovoce.support.config import Document, read_settings_file
+from sottovoce.support.files import write_text
+from sottovoce.support.limits import limits_are_lifted
+from sottovoce.support.processes import end_with_parent, signals_blocked, unblock_signals
+from sottovoce.support.text import parse_json
+from sottovoce.support.toml_text import to_toml
 
 EVENTS = ".events.jsonl"
 """How the name of a member's log ends."""

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.files import Arrays
-from sottovoce.core.toml_text import to_toml
 from sottovoce.errors import InputError
 from sottovoce.learning.columns import Column, Columns
 from sottovoce.learning.table_files import read_cells, tables_in
 from sottovoce.learning.tables import category_text
+from sottovoce.support.files import Arrays
+from sottovoce.support.toml_text import to_toml
 
 MOST_CATEGORIES = 30
 """A column of words that has more different ones is dropped."""

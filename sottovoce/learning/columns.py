@@ -25,8 +25,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from sottovoce.config import Document, Section, parse_section, read_settings_file
 from sottovoce.errors import InputError
+from sottovoce.support.config import Document, Section, parse_section, read_settings_file
 
 REFUSE = "refuse"
 """What stands for a missing cell, or for an unknown category, where there is no substitute: the row does not fit."""

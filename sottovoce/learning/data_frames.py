@@ -27,8 +27,6 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.config import Document
-from sottovoce.core.files import Arrays
 from sottovoce.core.noise_key import check_seed
 from sottovoce.errors import InputError
 from sottovoce.learning.columns import Columns, parse_columns, read_columns
@@ -37,6 +35,8 @@ from sottovoce.learning.partitioning import NodeData
 from sottovoce.learning.table_data import join_tables, table_dataset, training_rows
 from sottovoce.learning.table_files import check_names, read_cells
 from sottovoce.learning.tables import Table, category_text, encode_table
+from sottovoce.support.config import Document
+from sottovoce.support.files import Arrays
 
 
 class Frame(Protocol):

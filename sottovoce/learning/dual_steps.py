@@ -27,11 +27,11 @@ import torch
 from torch import Tensor
 
 from sottovoce.core import arrays
-from sottovoce.core.threads import physical_memory
 from sottovoce.learning.batches import Rows
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.local_steps import DrawnExamples, SpareMemory
 from sottovoce.learning.stacked_engines import Chain, add_products_, affine, write_products_
+from sottovoce.support.threads import physical_memory
 
 COPIED = 24
 """Copying a number takes about as long as so many multiplications within a large product."""

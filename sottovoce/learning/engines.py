@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from sottovoce.core.threads import chunks
 from sottovoce.learning.clipping import Clipping, norms
 from sottovoce.learning.models import Model
+from sottovoce.support.threads import chunks
 
 VALUES = 1 << 24
 """About so many numbers of single examples' gradients, or of layers' outputs, are alive at once."""

@@ -26,8 +26,6 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
 
-from sottovoce.config import Document
-from sottovoce.core.files import Arrays, explaining, write, write_text
 from sottovoce.errors import InputError
 from sottovoce.learning.columns import Columns, parse_columns
 from sottovoce.learning.data_frames import GivenTable, given_cells
@@ -35,9 +33,11 @@ from sottovoce.learning.models import BUILDERS, Model, model
 from sottovoce.learning.prediction_scores import probabilities
 from sottovoce.learning.table_data import join_tables
 from sottovoce.learning.tables import category_text, encode_inputs
-from sottovoce.regular_files import read_bytes
 from sottovoce.schemas.validation import problem_in
-from sottovoce.text import json_text, parse_json
+from sottovoce.support.config import Document
+from sottovoce.support.files import Arrays, explaining, write, write_text
+from sottovoce.support.regular_files import read_bytes
+from sottovoce.support.text import json_text, parse_json
 
 FORMAT = 1
 DESCRIPTION, PARAMETERS, STATE_DICT, CARD = "model.json", "model.safetensors", "model.pt", "README.md"

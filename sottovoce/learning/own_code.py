@@ -15,12 +15,12 @@ from typing import Any, cast
 
 from torch import nn
 
-from sottovoce.core.own_code import Offered, code_digest, named_object
 from sottovoce.errors import InputError, SottovoceError, shortened
 from sottovoce.learning.catalogue import CATALOGUE
 from sottovoce.learning.datasets import Dataset, folder_of, load
 from sottovoce.learning.models import BUILDERS, Model, model, with_torch_seed, wrap_module
 from sottovoce.learning.table_data import OF_ITS_OWN
+from sottovoce.support.own_code import Offered, code_digest, named_object
 
 
 def find_model(name: str, dataset: Dataset, **settings: object) -> Model:

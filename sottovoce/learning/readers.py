@@ -20,10 +20,10 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from sottovoce.core.files import Arrays, read_npz
 from sottovoce.errors import InputError, file_error
-from sottovoce.regular_files import open_file
-from sottovoce.text import decode_text
+from sottovoce.support.files import Arrays, read_npz
+from sottovoce.support.regular_files import open_file
+from sottovoce.support.text import decode_text
 
 LONGEST_TEXT = 1 << 26
 """Bytes after which a text file is taken for something else; the longest one here has 2.5 million."""

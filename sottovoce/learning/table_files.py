@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.extras import require_extra
-from sottovoce.core.files import Arrays, read_npz
-from sottovoce.core.limits import Cost, check_cost, size_text
 from sottovoce.errors import InputError
-from sottovoce.regular_files import open_file
-from sottovoce.text import read_text
+from sottovoce.support.extras import require_extra
+from sottovoce.support.files import Arrays, read_npz
+from sottovoce.support.limits import Cost, check_cost, size_text
+from sottovoce.support.regular_files import open_file
+from sottovoce.support.text import read_text
 
 SUFFIXES = (".csv", ".npz", ".parquet")
 

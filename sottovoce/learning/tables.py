@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.files import Arrays
 from sottovoce.errors import InputError
 from sottovoce.learning.catalogue import Targets
 from sottovoce.learning.columns import REFUSE, Column, Columns
 from sottovoce.learning.lazy_rows import Floats
 from sottovoce.learning.table_files import read_cells
+from sottovoce.support.files import Arrays
 
 
 @dataclass(frozen=True, eq=False, repr=False)

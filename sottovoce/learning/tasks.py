@@ -30,13 +30,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.core import arrays
-from sottovoce.core.json_numbers import JSON
 from sottovoce.core.noise import PerNode
 from sottovoce.core.participation import Participation
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.sampling import Sampling
 from sottovoce.core.sensitivity import largest, per_node
-from sottovoce.core.threads import chunks, for_each, torch_divides, workers
 from sottovoce.errors import InputError
 from sottovoce.learning.batches import Batches, parse_batches
 from sottovoce.learning.catalogue import PublicStatistic, Targets
@@ -54,6 +52,8 @@ from sottovoce.learning.plain_modules import only_linear_layer
 from sottovoce.learning.prediction_scores import score_predictions
 from sottovoce.learning.stacked_engines import Chain
 from sottovoce.privacy.convexity import DECLARE_NORM
+from sottovoce.support.json_numbers import JSON
+from sottovoce.support.threads import chunks, for_each, torch_divides, workers
 
 GATHERED = 1 << 22
 """About so many numbers of a batch are copied together at once: 64 MB at a time took twice as long as 16."""

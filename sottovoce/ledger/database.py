@@ -23,13 +23,13 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TypeAlias, TypeVar
 
-from sottovoce.config import Document
-from sottovoce.core.files import open_to_append
-from sottovoce.core.json_numbers import JSON
 from sottovoce.errors import InputError, SottovoceError, file_error
 from sottovoce.ledger.payload_file import LONG, Extent, PayloadFile, flush_folder
-from sottovoce.regular_files import irregular
-from sottovoce.text import parse_json
+from sottovoce.support.config import Document
+from sottovoce.support.files import open_to_append
+from sottovoce.support.json_numbers import JSON
+from sottovoce.support.regular_files import irregular
+from sottovoce.support.text import parse_json
 
 Name = TypeVar("Name", str, int)
 Parts: TypeAlias = Sequence[bytes]

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from sottovoce.config import LONGEST_KEY
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.ledger.database import Database, Entry
 from sottovoce.ledger.lineages import Budget, Lineage, PlannedRun, RunSpending
 from sottovoce.privacy.composition import Loss, compose
 from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.privacy.rounding import round_up
+from sottovoce.support.config import LONGEST_KEY
 
 DEFAULT = "data"
 """The lineage of a ledger that names none."""

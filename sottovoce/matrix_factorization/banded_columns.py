@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from sottovoce.core.correlation import Banded
-from sottovoce.core.limits import Cost
-from sottovoce.core.threads import one_thread
 from sottovoce.core.topologies import Topology
 from sottovoce.matrix_factorization.banded_error import BandedError, Modes, banded_error
+from sottovoce.support.limits import Cost
+from sottovoce.support.threads import one_thread
 
 Array = NDArray[np.float64]
 

@@ -22,12 +22,12 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from sottovoce._version import __version__
-from sottovoce.core import files
-from sottovoce.core.json_numbers import JSON
 from sottovoce.core.participation import Participation
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import SottovoceError
 from sottovoce.matrix_factorization.result import Factorization, sensitivity_squared
+from sottovoce.support import files
+from sottovoce.support.json_numbers import JSON
 
 FORMAT = 3
 NUMBERS = ("objective", "lower_bound", "independent", "antipgd", "seconds", "workload_error")

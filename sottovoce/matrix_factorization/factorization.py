@@ -11,10 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.correlation import Triangular
-from sottovoce.core.json_numbers import JSON
-from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.participation import Participation, parse_participation
-from sottovoce.core.progress import report_stage
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.matrix_factorization import cache as result_cache
@@ -30,6 +27,9 @@ from sottovoce.matrix_factorization.result import (
 from sottovoce.matrix_factorization.structures import Structure
 from sottovoce.matrix_factorization.workload import OBJECTIVES, Workload, workload
 from sottovoce.privacy.views import View, parse_view
+from sottovoce.support.json_numbers import JSON
+from sottovoce.support.limits import Cost, check_cost
+from sottovoce.support.progress import report_stage
 
 Array = NDArray[np.float64]
 

@@ -28,16 +28,16 @@ from scipy import linalg, optimize
 
 from sottovoce.core.correlation import Triangular
 from sottovoce.core.gossip import Gossip
-from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.noise import Temporal
 from sottovoce.core.participation import Participation
-from sottovoce.core.threads import one_thread
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.closedness import closedness
 from sottovoce.privacy.exact import routes
 from sottovoce.privacy.observation import Observation, observe
 from sottovoce.privacy.views import View
+from sottovoce.support.limits import Cost, check_cost
+from sottovoce.support.threads import one_thread
 from sottovoce.tracing.policy import check_trace_cost
 from sottovoce.tracing.tracer import trace
 

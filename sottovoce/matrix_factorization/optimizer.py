@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
 
-from sottovoce.core.threads import one_thread
 from sottovoce.errors import SottovoceError
 from sottovoce.matrix_factorization.certificate import Certificate, certify
 from sottovoce.matrix_factorization.feasible import Feasible, Point
+from sottovoce.support.threads import one_thread
 
 Array = NDArray[np.float64]
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from scipy import linalg
 
 from sottovoce.core.correlation import Triangular
-from sottovoce.core.json_numbers import JSON
 from sottovoce.core.participation import Participation
 from sottovoce.privacy.worst_case import worst_case
+from sottovoce.support.json_numbers import JSON
 
 Array = NDArray[np.float64]
 

@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sottovoce.core.json_numbers import JSON
-from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.participation import LEAST_SHARE, SAMPLED, Participation
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
@@ -29,6 +27,8 @@ from sottovoce.matrix_factorization.factorization import GAP, factorize
 from sottovoce.matrix_factorization.result import Factorization
 from sottovoce.privacy.amplification import noise_for, releases
 from sottovoce.privacy.gaussian_dp import mu_of
+from sottovoce.support.json_numbers import JSON
+from sottovoce.support.limits import Cost, check_cost
 
 EVERY = 8
 """Up to so many parts each number is tried, beyond that one in four, five, ..."""

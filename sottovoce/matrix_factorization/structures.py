@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from sottovoce.core.participation import Participation
-from sottovoce.core.threads import one_thread
 from sottovoce.matrix_factorization import windows
 from sottovoce.matrix_factorization.certificate import certify, certify_banded
 from sottovoce.matrix_factorization.feasible import Feasible, Point, lower_factor
 from sottovoce.matrix_factorization.optimizer import Progress, SearchResult, is_singular, search
 from sottovoce.matrix_factorization.proofs import bound_by_classes, bound_by_windows, bound_in_band
+from sottovoce.support.threads import one_thread
 
 Array = NDArray[np.float64]
 

@@ -12,9 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from sottovoce.algorithms.registry import algorithm_specs
-from sottovoce.config import Document
 from sottovoce.core.graphs import graph
-from sottovoce.core.json_numbers import to_json
 from sottovoce.core.sensitivity import largest
 from sottovoce.errors import InputError
 from sottovoce.planning.planner import plan_one
@@ -22,6 +20,8 @@ from sottovoce.planning.question import Question
 from sottovoce.privacy.accountant import account
 from sottovoce.privacy.guarantee import Guarantee, Kind
 from sottovoce.privacy.views import parse_view
+from sottovoce.support.config import Document
+from sottovoce.support.json_numbers import to_json
 from sottovoce.tracing.linear_system import LinearSystem
 
 DELTA = 1e-5

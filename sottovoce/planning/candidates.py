@@ -10,12 +10,12 @@ from sottovoce.algorithms.registry import algorithm_spec, algorithm_specs
 from sottovoce.algorithms.spec import AlgorithmSettings, AlgorithmSpec, Role
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.grid import with_exact_noise
-from sottovoce.core.limits import Cost
 from sottovoce.core.topologies import Topology, weights_for
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.planning.question import Question
 from sottovoce.privacy.accountant import account
 from sottovoce.privacy.calibration import require_protection
+from sottovoce.support.limits import Cost
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.policy import trace_cost, trace_possible
 

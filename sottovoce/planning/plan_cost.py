@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 
 from sottovoce.core.adjacency import parse_adjacency
 from sottovoce.core.compression import RandomK
-from sottovoce.core.limits import Cost, duration_text, is_affordable, limits_are_lifted
-from sottovoce.core.threads import one_thread
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.planning.candidates import (
     Brief,
@@ -30,6 +28,8 @@ from sottovoce.privacy.covering_views import as_sums
 from sottovoce.privacy.guarantee import parse_kind
 from sottovoce.privacy.terms import Terms
 from sottovoce.privacy.views import with_final_models
+from sottovoce.support.limits import Cost, duration_text, is_affordable, limits_are_lifted
+from sottovoce.support.threads import one_thread
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.policy import COORDINATES, REACHED_BYTES
 

@@ -25,9 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from sottovoce.algorithms.registry import algorithm_spec
-from sottovoce.config import Document
 from sottovoce.core.algorithm import sums_over_all
-from sottovoce.core.files import write_text
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.topologies import weigh, weights_for
 from sottovoce.planning.asked_plan import DELTA, leak_by_distance, participation_of
@@ -35,6 +33,8 @@ from sottovoce.planning.noise_accumulation import noise_in_models
 from sottovoce.privacy.accountant import Account, account
 from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.privacy.guarantee import Kind
+from sottovoce.support.config import Document
+from sottovoce.support.files import write_text
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.tracer import trace
 

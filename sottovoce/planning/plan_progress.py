@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from sottovoce.core.progress import share_heard
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.planning.candidates import Candidate
+from sottovoce.support.progress import share_heard
 
 LEAST_SECONDS = 0.01
 """What any algorithm takes, also one that is refused at once."""

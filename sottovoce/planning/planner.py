@@ -20,12 +20,9 @@ from dataclasses import replace
 import numpy as np
 
 from sottovoce.core.algorithm import Algorithm
-from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.participation import SAMPLED
-from sottovoce.core.progress import share_of_work
 from sottovoce.core.sensitivity import largest
-from sottovoce.core.threads import one_thread
 from sottovoce.core.topologies import Topology, weights_for
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.matrix_factorization.sampled_noise import numbers_of_parts
@@ -55,6 +52,9 @@ from sottovoce.privacy.calibration import (
 from sottovoce.privacy.covering_views import stand_in_of
 from sottovoce.privacy.sampled_batches import SampledCalibration, calibrate_sampled, saves_noise
 from sottovoce.privacy.views import with_final_models
+from sottovoce.support.limits import Cost, check_cost
+from sottovoce.support.progress import share_of_work
+from sottovoce.support.threads import one_thread
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.policy import ROUND_SECONDS, trace_coordinates, trace_possible
 

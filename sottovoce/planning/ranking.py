@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sottovoce.algorithms.registry import algorithm_spec
-from sottovoce.core.limits import size_text
 from sottovoce.core.noise import PerNode
-from sottovoce.core.notebook_html import html_table
 from sottovoce.planning.question import Question
 from sottovoce.privacy.covering_views import Coverage, StandIn
 from sottovoce.privacy.guarantee import Guarantee, PrivacyFigure
 from sottovoce.privacy.rounding import round_up, sigma_text
+from sottovoce.support.limits import size_text
+from sottovoce.support.notebook_html import html_table
 from sottovoce.tracing.linear_system import LinearSystem
 
 

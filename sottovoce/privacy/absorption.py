@@ -23,11 +23,11 @@ from scipy import linalg, sparse
 
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.grid import grid_step, least_noise
-from sottovoce.core.memo import once_for_each
 from sottovoce.core.sensitivity import relative
 from sottovoce.core.sparsity import columns_touched
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.views import View, ViewKind
+from sottovoce.support.memo import once_for_each
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, map_equal_steps
 
 Array = NDArray[np.float64]

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.core.arrays import dense_if_small
-from sottovoce.core.progress import report_steps
 from sottovoce.privacy.absorption import Coupling
+from sottovoce.support.progress import report_steps
 
 Array = NDArray[np.float64]
 

@@ -36,10 +36,10 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.core.participation import Participation
-from sottovoce.core.progress import counted_in_steps, report_progress, report_steps
-from sottovoce.core.threads import WORKERS, chunks
 from sottovoce.privacy.absorption import Coupling
 from sottovoce.privacy.absorption_block import Array, Block, Followed, Room, Step, cost_of, dot, exposed, ready_steps
+from sottovoce.support.progress import counted_in_steps, report_progress, report_steps
+from sottovoce.support.threads import WORKERS, chunks
 
 SWEEPS, MOST_SWEEPS = 2, 8
 """Sweeps of a `swept` policy; of one that still falls, and before an `optimised` one goes on by gradients."""

@@ -16,11 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.final_models import FinalModels
-from sottovoce.core.limits import Cost
-from sottovoce.core.memo import once_for_each
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.participation import Participation
-from sottovoce.core.threads import WORKERS
 from sottovoce.privacy.absorption import may_couple
 from sottovoce.privacy.absorption_policy import IN_CACHE, ITERATIONS, SWEEPS, Policy
 from sottovoce.privacy.clipped_growth import AT_ONCE, LATE
@@ -44,6 +41,9 @@ from sottovoce.privacy.exact.work import (
 )
 from sottovoce.privacy.guarantee import Kind
 from sottovoce.privacy.views import View, ViewKind
+from sottovoce.support.limits import Cost
+from sottovoce.support.memo import once_for_each
+from sottovoce.support.threads import WORKERS
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
 
 MULTIPLICATIONS, PRODUCTS = 3e9, 1.5e10

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from sottovoce.core.limits import Cost, duration_text, is_affordable
 from sottovoce.privacy.account_cost import account_cost
 from sottovoce.privacy.covering_views import as_sums, coalitions, covering_views
 from sottovoce.privacy.guarantee import Kind
 from sottovoce.privacy.kind_bounds import may_apply
 from sottovoce.privacy.terms import Terms
 from sottovoce.privacy.views import View
+from sottovoce.support.limits import Cost, duration_text, is_affordable
 from sottovoce.tracing.linear_system import LinearSystem
 
 QUICK_SECONDS, LONG_SECONDS = 20.0, 60.0

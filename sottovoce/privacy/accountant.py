@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sottovoce.core.adjacency import parse_adjacency
 from sottovoce.core.final_models import FinalModels
-from sottovoce.core.json_numbers import JSON
-from sottovoce.core.limits import check_cost
-from sottovoce.core.notebook_html import DELTA, html_table
 from sottovoce.core.participation import Participation, parse_participation
-from sottovoce.core.progress import counted, share_is_heard, share_of_work
-from sottovoce.core.threads import one_thread
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.absorption_policy import Policy
 from sottovoce.privacy.account_cost import account_cost
@@ -28,6 +23,11 @@ from sottovoce.privacy.kind_bounds import KindBounds
 from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.terms import Terms
 from sottovoce.privacy.views import View, ViewKind, parse_view, with_final_models
+from sottovoce.support.json_numbers import JSON
+from sottovoce.support.limits import check_cost
+from sottovoce.support.notebook_html import DELTA, html_table
+from sottovoce.support.progress import counted, share_is_heard, share_of_work
+from sottovoce.support.threads import one_thread
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.noise_scaling import ROUNDING as NOISE_ROUNDING
 

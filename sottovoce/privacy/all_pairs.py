@@ -18,14 +18,8 @@ from typing import NamedTuple, TypeAlias, TypedDict, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.auditor_key import is_signed, sign
-from sottovoce.core.files import check_writable, explaining, open_to_append, write_text
-from sottovoce.core.json_numbers import JSON, from_json, is_number, to_json
-from sottovoce.core.limits import Cost
 from sottovoce.core.participation import Participation
-from sottovoce.core.processes import signals_wait
 from sottovoce.core.sensitivity import relative
-from sottovoce.core.threads import WORKERS, one_thread
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy import views
 from sottovoce.privacy.account_cost import account_cost
@@ -33,8 +27,14 @@ from sottovoce.privacy.exact import routes
 from sottovoce.privacy.guarantee import Kind
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.observation import Observation, observe
-from sottovoce.regular_files import irregular
-from sottovoce.text import parse_json, read_text
+from sottovoce.support.auditor_key import is_signed, sign
+from sottovoce.support.files import check_writable, explaining, open_to_append, write_text
+from sottovoce.support.json_numbers import JSON, from_json, is_number, to_json
+from sottovoce.support.limits import Cost
+from sottovoce.support.processes import signals_wait
+from sottovoce.support.regular_files import irregular
+from sottovoce.support.text import parse_json, read_text
+from sottovoce.support.threads import WORKERS, one_thread
 from sottovoce.tracing.linear_system import LinearSystem
 
 _Mus: TypeAlias = NDArray[np.float64]

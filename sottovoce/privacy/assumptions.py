@@ -16,12 +16,12 @@ from sottovoce.core.adjacency import Change
 from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.fine_grid import fine_grid
 from sottovoce.core.grid import grid_step
-from sottovoce.core.memo import once_for_each
 from sottovoce.core.message_grid import message_grid
 from sottovoce.core.sum_grid import sum_grid
 from sottovoce.privacy.absorption import rounding_cost, rounding_is_bounded
 from sottovoce.privacy.discrete_noise import discrete_factor
 from sottovoce.privacy.rounding import round_up
+from sottovoce.support.memo import once_for_each
 from sottovoce.tracing.linear_system import LinearSystem
 
 FINAL_MODELS = "the final models: whoever sees them, once they are published, can learn more"

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.participation import Participation
-from sottovoce.core.progress import expect_work, report_work
 from sottovoce.privacy.absorption import Coupling
+from sottovoce.support.progress import expect_work, report_work
 from sottovoce.tracing.linear_system import map_equal_steps
 
 Array = NDArray[np.float64]

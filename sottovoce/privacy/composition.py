@@ -22,16 +22,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from sottovoce.core.adjacency import Change
-from sottovoce.core.json_numbers import JSON, from_json, to_json
 from sottovoce.errors import InputError
 from sottovoce.privacy.accountant import Account
 from sottovoce.privacy.amplification import LEAST, sampled_distribution
 from sottovoce.privacy.gaussian_dp import epsilon_of
 from sottovoce.privacy.guarantee import Guarantee
 from sottovoce.privacy.loss_distributions import composed, poisson_distribution
+from sottovoce.support.json_numbers import JSON, from_json, to_json
 
 if TYPE_CHECKING:
-    from sottovoce.config import Document
+    from sottovoce.support.config import Document
 
 
 class Rule(StrEnum):

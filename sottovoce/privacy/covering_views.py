@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sottovoce.core.algorithm import sums_over_all, sums_over_neighbours
-from sottovoce.core.json_numbers import JSON
-from sottovoce.core.memo import once_for_each
 from sottovoce.privacy import views
 from sottovoce.privacy.views import View, ViewKind
+from sottovoce.support.json_numbers import JSON
+from sottovoce.support.memo import once_for_each
 from sottovoce.tracing.linear_system import LinearSystem
 
 if TYPE_CHECKING:
-    from sottovoce.config import Document
+    from sottovoce.support.config import Document
 
 NODE_ROUNDS = 40_000
 """Adversaries times nodes times rounds that are accounted for unasked, whatever rounds are like: some seconds to a

@@ -13,8 +13,8 @@ from scipy.sparse.linalg import lsmr
 
 from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.final_models import FinalModels
-from sottovoce.core.memo import once_for_each
 from sottovoce.privacy.views import View, ViewKind
+from sottovoce.support.memo import once_for_each
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
 
 NEAR = 1e-6

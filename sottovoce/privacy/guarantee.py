@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from sottovoce.core.adjacency import Change
 from sottovoce.core.final_models import FinalModels
-from sottovoce.core.json_numbers import JSON, from_json, to_json
 from sottovoce.errors import InputError
 from sottovoce.privacy import gaussian_dp
 from sottovoce.privacy.assumptions import NOT_ROUNDED_KINDS, Assumption, AssumptionKind
 from sottovoce.privacy.views import View, read_view
+from sottovoce.support.json_numbers import JSON, from_json, to_json
 
 if TYPE_CHECKING:
-    from sottovoce.config import Document
+    from sottovoce.support.config import Document
 
 
 class Kind(StrEnum):

@@ -13,7 +13,6 @@ from scipy import linalg, sparse
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.class_correlation import groups_of
 from sottovoce.core.correlation import Correlation
-from sottovoce.core.memo import once_for_each
 from sottovoce.core.participation import Participation
 from sottovoce.core.sensitivity import in_units_of_largest, relative
 from sottovoce.errors import Unaccountable
@@ -21,6 +20,7 @@ from sottovoce.privacy.final_models import published
 from sottovoce.privacy.observation import known_noise
 from sottovoce.privacy.views import View
 from sottovoce.privacy.worst_case import worst_case
+from sottovoce.support.memo import once_for_each
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, stack_equal_steps
 
 Array = NDArray[np.float64]

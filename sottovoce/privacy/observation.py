@@ -22,13 +22,13 @@ from sottovoce.core.arrays import given_array
 from sottovoce.core.class_correlation import unrolled_inverse
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.graphs import Graph
-from sottovoce.core.memo import once_for_each
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.sparsity import columns_touched, rows_touching, submatrix
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.final_models import published
 from sottovoce.privacy.views import View, ViewKind, everyone
+from sottovoce.support.memo import once_for_each
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, TracedMessages, map_equal_steps
 
 EVERYONE = everyone()

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.memo import once_for_each
 from sottovoce.core.sparsity import columns_touched
 from sottovoce.privacy.observation import Observation
+from sottovoce.support.memo import once_for_each
 
 
 @once_for_each

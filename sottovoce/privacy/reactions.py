@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from sottovoce.core.memo import once_for_each
 from sottovoce.core.sparsity import columns_touched, rows_touching
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep
+from sottovoce.support.memo import once_for_each
 
 ROUNDING = 1e-13
 """Share of the terms of an entry below which a difference is rounding."""

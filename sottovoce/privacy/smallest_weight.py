@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from sottovoce.core.memo import once_for_each
 from sottovoce.core.mixing import Mixing
-from sottovoce.core.threads import one_thread
+from sottovoce.support.memo import once_for_each
+from sottovoce.support.threads import one_thread
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
 
 SMALLEST = 1e-9

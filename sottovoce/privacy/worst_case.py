@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.participation import Participation
-from sottovoce.core.threads import WORKERS, chunks, one_thread
 from sottovoce.privacy.interior_point import are_definite_, semidefinite_values
+from sottovoce.support.threads import WORKERS, chunks, one_thread
 
 GAP = 1e-5
 """How far, relatively, a reported value may be above the optimum; `sum |M|` is reported where it is near enough."""

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from sottovoce.attacks.on_sweeps import AttackedRow
 from sottovoce.attacks.registry import MEMBERSHIP_ATTACKS, attack_by_name
-from sottovoce.config import About, Document
-from sottovoce.core.csv_text import csv_text
-from sottovoce.core.files import write_text
 from sottovoce.report.figure_files import write_figures
 from sottovoce.report.figures import Figure, Line, line_chart
 from sottovoce.report.rounding import deviation_text
 from sottovoce.report.sweep_report import across, embedded, final_figures_sentence, grid_axis, heading
-from sottovoce.text import json_text
+from sottovoce.support.config import About, Document
+from sottovoce.support.csv_text import csv_text
+from sottovoce.support.files import write_text
+from sottovoce.support.text import json_text
 
 
 def write_attacks(folder: Path, name: str, about: About, attacked: Sequence[AttackedRow], command: str) -> Path:

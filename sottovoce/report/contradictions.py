@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 from sottovoce.errors import InputError
-from sottovoce.regular_files import read_bytes
 from sottovoce.report.rounding import rounded
 from sottovoce.run.claim_consistency import contradictions, result_contradictions
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.run_documents import RunDocuments
-from sottovoce.text import parse_json
+from sottovoce.support.regular_files import read_bytes
+from sottovoce.support.text import parse_json
 
 DATA = re.compile(rb'<script id="data" type="application/json">(.*?)</script>', re.DOTALL)
 

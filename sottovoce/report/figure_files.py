@@ -7,11 +7,11 @@ from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
-from sottovoce.core.extras import require_extra
-from sottovoce.core.files import write_bytes, write_text
 from sottovoce.errors import InputError
 from sottovoce.report.figures import Figure
 from sottovoce.report.pdf_figures import as_pdf
+from sottovoce.support.extras import require_extra
+from sottovoce.support.files import write_bytes, write_text
 
 PIXELS = 1560
 """Width of a PNG: twice that of the drawing, so that it is sharp in print."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sottovoce.config import Document
 from sottovoce.learning.exported_model import PARAMETERS, STATE_DICT
 from sottovoce.report.wording import headline_sentence, not_covered
 from sottovoce.run.final_model import FinalModel
+from sottovoce.support.config import Document
 
 UNCOVERED = (
     "**No privacy figure covers this model.** Whoever has it may learn about the rows that it was trained on. Do not "

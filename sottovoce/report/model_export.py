@@ -7,14 +7,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from sottovoce.config import Document
-from sottovoce.core.files import check_folder, explaining, new_folder
-from sottovoce.core.json_numbers import to_json
 from sottovoce.errors import InputError
 from sottovoce.learning.exported_model import CARD, DESCRIPTION, PARAMETERS, STATE_DICT, write_exported_model
 from sottovoce.report.model_card import model_card
 from sottovoce.run.final_model import FinalModel, open_final_model
 from sottovoce.run.layout import EXPORT
+from sottovoce.support.config import Document
+from sottovoce.support.files import check_folder, explaining, new_folder
+from sottovoce.support.json_numbers import to_json
 
 
 @dataclass(frozen=True)

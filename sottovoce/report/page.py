@@ -23,9 +23,6 @@ import numpy as np
 
 from sottovoce._version import __version__
 from sottovoce.attacks.registry import PageFigure, page_attacks
-from sottovoce.config import Document
-from sottovoce.core.files import check_writable, write_text
-from sottovoce.core.json_numbers import from_json
 from sottovoce.report.figures import COLOURS
 from sottovoce.report.pairwise_leakage import PAIRS, pairs_shown
 from sottovoce.report.picture_gallery import compared_pictures
@@ -38,6 +35,9 @@ from sottovoce.run.final_figures import final_rounds_text
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.run_documents import RunDocuments, read_runs, unfinished_runs
 from sottovoce.run.sweep_results import LESS_IS_BETTER
+from sottovoce.support.config import Document
+from sottovoce.support.files import check_writable, write_text
+from sottovoce.support.json_numbers import from_json
 
 WITH_PAIRS = 24
 """So many runs at most show who learns what from whom; of others a page has curves and guarantees."""

@@ -11,10 +11,10 @@ from enum import StrEnum
 
 import numpy as np
 
-from sottovoce.config import Document
 from sottovoce.privacy.guarantee import Kind, PrivacyFigure
 from sottovoce.report.rounding import percent, rounded
 from sottovoce.run.privacy_document import PrivacyDocument, StoredView
+from sottovoce.support.config import Document
 
 PAIRS = 16_000
 """So many of a page are shown one by one, at about 80 bytes each, so that it stays below 1.5 MB. Of a run with more

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.attacks.registry import PictureResult
-from sottovoce.config import Document
 from sottovoce.errors import InputError
+from sottovoce.support.config import Document
 
 SIDE, GAP, LABEL = 72, 8, 150
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sottovoce.algorithms.registry import algorithm_specs
-from sottovoce.config import Document
 from sottovoce.privacy.covering_views import NAMED_ONLY
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.rounding import round_up
@@ -22,6 +21,7 @@ from sottovoce.run.final_figures import final_average_text
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_documents import RunDocuments
 from sottovoce.run.sweep_results import LESS_IS_BETTER
+from sottovoce.support.config import Document
 
 TASKS = {"accuracy": "test accuracy", "rmse": "root mean square error"}
 SENT = {

@@ -19,11 +19,11 @@ from multiprocessing.process import BaseProcess
 from socket import socket
 from urllib.parse import parse_qsl, urlsplit
 
-from sottovoce.config import Document
-from sottovoce.core.processes import end_with_parent, signals_blocked
 from sottovoce.errors import InputError, SottovoceError
 from sottovoce.planning.asked_plan import answer_plan
 from sottovoce.report.planner_page import ASKED_AT, planner_page
+from sottovoce.support.config import Document
+from sottovoce.support.processes import end_with_parent, signals_blocked
 
 LOOPBACK = "127.0.0.1"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sottovoce.planning.asked_plan import planned_algorithms
 from sottovoce.report.page import asset, filled_page
-from sottovoce.text import parse_json
+from sottovoce.support.text import parse_json
 
 ASKED_AT = "plan"
 """Where the page sends its questions, beside its own address."""

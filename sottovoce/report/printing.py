@@ -8,8 +8,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from sottovoce.core.files import check_writable, write_bytes
 from sottovoce.errors import InputError, SottovoceError
+from sottovoce.support.files import check_writable, write_bytes
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "microsoft-edge", "chrome")
 PATIENCE = 120.0

@@ -8,7 +8,6 @@ from itertools import chain
 
 from sottovoce.attacks.registry import PageFigure, page_attacks
 from sottovoce.auditing.lower_bound import round_down
-from sottovoce.config import Document, Experiment
 from sottovoce.core.graphs import Graph
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
@@ -34,6 +33,7 @@ from sottovoce.report.wording import (
 from sottovoce.run.build_topology import topology_of
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_documents import RunDocuments, damaged_run
+from sottovoce.support.config import Document, Experiment
 
 NODES, EDGES = 400, 4000
 """Graphs with more are not drawn."""

@@ -9,9 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from sottovoce.config import About, Document
-from sottovoce.core.csv_text import csv_text
-from sottovoce.core.files import write_text
 from sottovoce.privacy.rounding import round_up
 from sottovoce.report.figure_files import write_figures
 from sottovoce.report.figures import Figure, Line, line_chart
@@ -19,7 +16,10 @@ from sottovoce.report.rounding import deviation_text
 from sottovoce.run.final_figures import final_rounds_text
 from sottovoce.run.sweep import last_word
 from sottovoce.run.sweep_results import LESS_IS_BETTER, FinishedSweepRun, SweepRow, sweep_rows
-from sottovoce.text import json_text
+from sottovoce.support.config import About, Document
+from sottovoce.support.csv_text import csv_text
+from sottovoce.support.files import write_text
+from sottovoce.support.text import json_text
 
 HEADINGS = ("run", "seeds", "average model", "nodes, mean", "nodes, worst", "test loss", "epsilon", "MB sent")
 ENDS = ("mean", "min", "max")

@@ -13,12 +13,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from sottovoce.config import Document, Experiment, parse_experiment
-from sottovoce.core.extras import require_extra
 from sottovoce.errors import InputError
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_documents import RunDocuments
+from sottovoce.support.config import Document, Experiment, parse_experiment
+from sottovoce.support.extras import require_extra
 
 
 class Tracker(StrEnum):

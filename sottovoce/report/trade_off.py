@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from sottovoce.attacks.registry import PageFigure, page_attacks
-from sottovoce.config import Document
-from sottovoce.core.json_numbers import to_json
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.report.rounding import finite
 from sottovoce.run.run_documents import RunDocuments, damaged_run
 from sottovoce.run.sweep_results import LESS_IS_BETTER
+from sottovoce.support.config import Document
+from sottovoce.support.json_numbers import to_json
 
 
 @dataclass(frozen=True)

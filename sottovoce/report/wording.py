@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sottovoce.algorithms.registry import has_independent_noise
-from sottovoce.config import Document
 from sottovoce.core.final_models import FinalModels
 from sottovoce.errors import InputError
 from sottovoce.privacy.assumptions import FINAL_MODELS, Assumption, AssumptionKind
@@ -16,7 +15,8 @@ from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.report.rounding import percent
 from sottovoce.run.privacy_document import PrivacyDocument
-from sottovoce.text import join_names
+from sottovoce.support.config import Document
+from sottovoce.support.text import join_names
 
 KINDS = {
     "any-training": "Proven for any training: whatever the model is, and however nodes react to what they hear.",

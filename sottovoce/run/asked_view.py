@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sottovoce.config import Experiment, parse_experiment
 from sottovoce.core.final_models import FinalModels, parse_final_models
-from sottovoce.core.threads import one_thread
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.accountant import Account
 from sottovoce.privacy.covering_views import shares_secrets
@@ -18,6 +16,8 @@ from sottovoce.run.fingerprint import public_fingerprint
 from sottovoce.run.finished_run import accountant_of
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant
+from sottovoce.support.config import Experiment, parse_experiment
+from sottovoce.support.threads import one_thread
 
 
 @dataclass(frozen=True, eq=False)

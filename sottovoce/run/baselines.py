@@ -16,8 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sottovoce.config import AlgorithmChoice, Document, Experiment
-from sottovoce.core.threads import WORKERS, threads
 from sottovoce.errors import Diverged
 from sottovoce.learning.tables import Table
 from sottovoce.learning.tasks import Evaluation
@@ -29,6 +27,8 @@ from sottovoce.run.metrics import NodeSummary
 from sottovoce.run.parallel import map_in_processes
 from sottovoce.run.sweep_results import FinishedSweepRun
 from sottovoce.run.training_run import TrainingRun
+from sottovoce.support.config import AlgorithmChoice, Document, Experiment
+from sottovoce.support.threads import WORKERS, threads
 
 PLAIN = "d-psgd"
 """Gossip training without noise."""

@@ -9,12 +9,9 @@ from pathlib import Path
 
 import torch
 
-from sottovoce.config import DataSettings, Experiment
 from sottovoce.core.graphs import Graph
 from sottovoce.core.noise import PerNode
 from sottovoce.core.noise_key import public_seed
-from sottovoce.core.own_code import is_code
-from sottovoce.core.progress import report_stage
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import Dataset, folder_of
@@ -38,6 +35,9 @@ from sottovoce.run.calibrate_run import calibrate_run
 from sottovoce.run.noise_key_file import named_source
 from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.training_run import TrainingRun, prepare_run
+from sottovoce.support.config import DataSettings, Experiment
+from sottovoce.support.own_code import is_code
+from sottovoce.support.progress import report_stage
 
 
 def build_run(experiment: Experiment, folder: Path | None = None, recorded: Graph | None = None) -> TrainingRun:

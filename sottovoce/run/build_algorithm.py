@@ -6,10 +6,10 @@ from typing import Any
 
 from sottovoce.algorithms.registry import algorithm_spec, settings_from_run, spec_with_sums
 from sottovoce.algorithms.spec import AlgorithmSettings, AlgorithmSpec
-from sottovoce.config import Experiment
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.participation import Participation
 from sottovoce.errors import InputError
+from sottovoce.support.config import Experiment
 
 
 def check_algorithm(experiment: Experiment) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from sottovoce.config import DataSettings, Experiment
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.learning.columns import Columns, read_columns
@@ -16,6 +15,7 @@ from sottovoce.learning.table_data import NAMES_A_TABLE, OF_ITS_OWN, join_tables
 from sottovoce.learning.table_files import find_table, read_cells, tables_in
 from sottovoce.learning.tables import Table, read_table
 from sottovoce.run.build_topology import topology_of
+from sottovoce.support.config import DataSettings, Experiment
 
 
 def is_folder_of_tables(data: DataSettings) -> bool:

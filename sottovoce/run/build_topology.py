@@ -7,7 +7,6 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-from sottovoce.config import Experiment, TopologySettings
 from sottovoce.core.graphs import Graph
 from sottovoce.core.mixing import Requirement
 from sottovoce.core.noise_key import public_seed
@@ -15,6 +14,7 @@ from sottovoce.core.topologies import Topology, dropout, fresh_erdos_renyi, rand
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import folder_of
 from sottovoce.run.build_algorithm import chosen_spec
+from sottovoce.support.config import Experiment, TopologySettings
 
 
 def topology_of(experiment: Experiment, folder: Path | None, recorded: Graph | None = None) -> Topology:

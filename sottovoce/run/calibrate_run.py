@@ -7,8 +7,6 @@ from dataclasses import replace
 
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.noise import CombinedNoise
-from sottovoce.core.progress import report_stage
-from sottovoce.core.threads import one_thread
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.accountant import Account
 from sottovoce.privacy.calibration import Calibrated, Target, least_sigma, least_sigma_against, with_sigma
@@ -17,6 +15,8 @@ from sottovoce.privacy.sampled_batches import sampled_sigma, saves_noise
 from sottovoce.privacy.views import View, everyone, parse_view, with_final_models
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant
 from sottovoce.run.training_run import TrainingRun
+from sottovoce.support.progress import report_stage
+from sottovoce.support.threads import one_thread
 
 
 @one_thread()

@@ -20,11 +20,9 @@ from typing import BinaryIO, TypeAlias, TypedDict
 import numpy as np
 import torch
 
-from sottovoce.config import Document
 from sottovoce.core import arrays
 from sottovoce.core.algorithm import State
 from sottovoce.core.arrays import Reals, Rows
-from sottovoce.core.files import Arrays, read_checked_npz, read_rows, write, write_npz
 from sottovoce.core.messages import Traffic
 from sottovoce.core.transport import Nodes, Transport
 from sottovoce.distributed.coordinator import Coordinator, SingleProcess
@@ -32,7 +30,9 @@ from sottovoce.errors import Diverged, InputError
 from sottovoce.run.layout import CHECKPOINT
 from sottovoce.run.training_run import RunState, TrainingRun
 from sottovoce.schemas.validation import problem_in
-from sottovoce.text import parse_json
+from sottovoce.support.config import Document
+from sottovoce.support.files import Arrays, read_checked_npz, read_rows, write, write_npz
+from sottovoce.support.text import parse_json
 
 FORMAT = 1
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
-from sottovoce.core.processes import STOPPING_SIGNALS
 from sottovoce.distributed.coordinator import Coordinator
+from sottovoce.support.processes import STOPPING_SIGNALS
 
 WRITING_TIMES = 20
 """Checkpoints are at least so many times further apart than one takes to write."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from sottovoce.config import Document, Experiment
-from sottovoce.core.json_numbers import from_json
 from sottovoce.privacy.gaussian_dp import epsilon_of, is_epsilon_of
 from sottovoce.privacy.guarantee import Kind, PrivacyFigure
 from sottovoce.run.privacy_document import EarlierEnd, PrivacyDocument, StoredView
+from sottovoce.support.config import Document, Experiment
+from sottovoce.support.json_numbers import from_json
 
 RELATIVE_TOLERANCE = 1e-9
 """Figures that lie closer together are the same: another machine may round differently."""

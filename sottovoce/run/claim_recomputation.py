@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from sottovoce.config import Document, Experiment
 from sottovoce.run.claim_consistency import first_differences
 from sottovoce.run.fingerprint import public_fingerprint
 from sottovoce.run.finished_run import FinishedRun, accountant_of
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_report import PrivacyReport, report_privacy
 from sottovoce.run.run_accountant import RunAccountant
-from sottovoce.text import parse_json
+from sottovoce.support.config import Document, Experiment
+from sottovoce.support.text import parse_json
 
 LISTED = 5
 """Of so many differences each is named; the rest is counted."""

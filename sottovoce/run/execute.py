@@ -30,21 +30,13 @@ from typing import TextIO
 
 import torch
 
-from sottovoce.config import Document, Experiment, first_difference, parse_experiment
-from sottovoce.core.files import open_to_append, sweep_parts, write
-from sottovoce.core.json_numbers import to_json
-from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.noise_key import NoiseKey
-from sottovoce.core.processes import Terminated
-from sottovoce.core.progress import report_stage
 from sottovoce.core.random_streams import RandomSource
-from sottovoce.core.threads import threads
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import Transport
 from sottovoce.distributed.coordinator import Coordinator, SingleProcess
 from sottovoce.errors import InputError
 from sottovoce.privacy.composition import Loss
-from sottovoce.regular_files import read_bytes
 from sottovoce.run.build import build_accountant, forget_data
 from sottovoce.run.build_tables import with_table_facts
 from sottovoce.run.callbacks import Progress, RoundCallback, call_all
@@ -82,6 +74,14 @@ from sottovoce.run.run_ledger import (
 from sottovoce.run.simulation import measured_rounds
 from sottovoce.run.stored_accounts import StoredAccounts
 from sottovoce.run.training_run import RunState, TrainingRun
+from sottovoce.support.config import Document, Experiment, first_difference, parse_experiment
+from sottovoce.support.files import open_to_append, sweep_parts, write
+from sottovoce.support.json_numbers import to_json
+from sottovoce.support.limits import Cost, check_cost
+from sottovoce.support.processes import Terminated
+from sottovoce.support.progress import report_stage
+from sottovoce.support.regular_files import read_bytes
+from sottovoce.support.threads import threads
 
 COPIES = 6
 """Rows of parameters for each node that a round holds at least: models, states, gradients, noise and messages."""

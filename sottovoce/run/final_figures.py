@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from sottovoce.config import Document
+from sottovoce.support.config import Document
 
 
 def final_mean(lines: Sequence[Document], final_rounds: int | None, pick: Callable[[Document], float]) -> float:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from torch import Tensor, from_numpy
 
-from sottovoce.core.files import explaining, read_npz
 from sottovoce.core.final_models import FinalModels
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.views import node_number
@@ -24,6 +23,7 @@ from sottovoce.run.metrics import average_model
 from sottovoce.run.private_facts import read_private_facts
 from sottovoce.run.run_documents import RunDocuments, read_runs
 from sottovoce.run.training_run import TrainingRun
+from sottovoce.support.files import explaining, read_npz
 
 
 @dataclass(frozen=True, eq=False)

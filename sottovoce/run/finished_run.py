@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from sottovoce.config import Document, Experiment, parse_experiment
 from sottovoce.core.compression import Identity
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.errors import InputError, Unaccountable
@@ -27,6 +26,7 @@ from sottovoce.run.recording import Messages, read_recording
 from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.run_documents import unfinished_run
 from sottovoce.run.training_run import TrainingRun
+from sottovoce.support.config import Document, Experiment, parse_experiment
 from sottovoce.tracing.tracer import trace
 
 STEADY_AFTER = 3

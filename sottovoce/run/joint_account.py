@@ -6,10 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sottovoce.config import Experiment, parse_experiment
 from sottovoce.core.adjacency import Adjacency
 from sottovoce.core.final_models import FinalModels
-from sottovoce.core.json_numbers import JSON, to_json
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy import views
 from sottovoce.privacy.assumptions import Assumption
@@ -23,6 +21,8 @@ from sottovoce.run.layout import RunFiles
 from sottovoce.run.noise_key_file import noise_check
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_documents import damaged_run
+from sottovoce.support.config import Experiment, parse_experiment
+from sottovoce.support.json_numbers import JSON, to_json
 
 OTHER_NODES = (
     "Data, seeds or graphs of the runs differ, so their nodes are not the same: there is no figure for single nodes."

@@ -12,12 +12,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from sottovoce.config import Document
-from sottovoce.core.files import check_no_link, explaining, write_text
 from sottovoce.errors import InputError
-from sottovoce.regular_files import read_bytes
 from sottovoce.schemas.validation import problem_in
-from sottovoce.text import json_text, parse_json
+from sottovoce.support.config import Document
+from sottovoce.support.files import check_no_link, explaining, write_text
+from sottovoce.support.regular_files import read_bytes
+from sottovoce.support.text import json_text, parse_json
 
 RULE, REMEDY = "it is written by sotto run", "restore the file, or run again in another folder"
 """About a file of a run that the system does not let us read."""

@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO
 
-from sottovoce.core.files import explaining, make_private_folder, open_to_append
 from sottovoce.errors import InputError
-from sottovoce.regular_files import open_file, read_bytes
 from sottovoce.run.layout import RunFiles
+from sottovoce.support.files import explaining, make_private_folder, open_to_append
+from sottovoce.support.regular_files import open_file, read_bytes
 
 ASKING = 0.05
 """Seconds in which whoever only asks about a lock has let go of it."""

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.core.arrays import to_numpy
-from sottovoce.core.json_numbers import JSON
 from sottovoce.distributed.coordinator import Coordinator, SingleProcess
 from sottovoce.errors import Diverged
 from sottovoce.run.training_run import RunState, TrainingRun
+from sottovoce.support.json_numbers import JSON
 
 
 @dataclass(frozen=True)

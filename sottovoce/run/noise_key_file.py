@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sottovoce.config import Document, Experiment
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.secret_source import SecretSource
 from sottovoce.errors import InputError
 from sottovoce.run.layout import NOISE_KEY, RunFiles
+from sottovoce.support.config import Document, Experiment
 
 WARNING = "private: whoever has this key can remove the noise from the run's messages"
 

@@ -16,17 +16,17 @@ from pathlib import Path
 from pickle import PicklingError
 from typing import Any, Generic, TypeVar
 
-from sottovoce.config import Document, Experiment
-from sottovoce.core.limits import limits_are_lifted, limits_lifted
-from sottovoce.core.own_code import code_folder, code_from, raised_in_own_code
-from sottovoce.core.processes import STOPPING_SIGNALS, end_with_parent, signals_blocked, unblock_signals
-from sottovoce.core.threads import WORKERS
 from sottovoce.errors import Diverged, SottovoceError
 from sottovoce.run.callbacks import Progress
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.sweep import SweepRun
 from sottovoce.run.sweep_results import FinishedSweepRun
+from sottovoce.support.config import Document, Experiment
+from sottovoce.support.limits import limits_are_lifted, limits_lifted
+from sottovoce.support.own_code import code_folder, code_from, raised_in_own_code
+from sottovoce.support.processes import STOPPING_SIGNALS, end_with_parent, signals_blocked, unblock_signals
+from sottovoce.support.threads import WORKERS
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")

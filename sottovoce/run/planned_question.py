@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sottovoce.config import Experiment
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import folder_of
 from sottovoce.learning.own_code import find_model
@@ -12,6 +11,7 @@ from sottovoce.planning.question import Question
 from sottovoce.run.build import node_data
 from sottovoce.run.build_tables import named_after_tables, with_table_facts
 from sottovoce.run.build_topology import topology_of
+from sottovoce.support.config import Experiment
 
 
 def planned_question(experiment: Experiment, data: Path | None = None, epsilon: float | None = None) -> Question:

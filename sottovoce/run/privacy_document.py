@@ -9,15 +9,15 @@ from functools import cached_property
 from typing import NamedTuple
 
 from sottovoce.algorithms.registry import has_independent_noise
-from sottovoce.config import Document
 from sottovoce.core.final_models import FinalModels
-from sottovoce.core.json_numbers import from_json
 from sottovoce.errors import InputError
 from sottovoce.privacy.composition import Loss, read_loss
 from sottovoce.privacy.covering_views import Coverage
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.not_covered import NotCovered
 from sottovoce.privacy.views import View, read_view
+from sottovoce.support.config import Document
+from sottovoce.support.json_numbers import from_json
 
 
 @dataclass(frozen=True, kw_only=True)

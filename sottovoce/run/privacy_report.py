@@ -14,13 +14,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from sottovoce.config import Experiment
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.fine_grid import released_step
-from sottovoce.core.json_numbers import JSON, to_json
 from sottovoce.core.noise import CombinedNoise, Noise, NoNoise, PerNode, ZeroSum
-from sottovoce.core.progress import counted, next_counted
-from sottovoce.core.threads import one_thread
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy import views
 from sottovoce.privacy.accountant import Account, account_documents
@@ -43,6 +39,10 @@ from sottovoce.run.attackers import choose_attackers
 from sottovoce.run.metrics import is_measured
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant
 from sottovoce.run.training_run import TrainingRun
+from sottovoce.support.config import Experiment
+from sottovoce.support.json_numbers import JSON, to_json
+from sottovoce.support.progress import counted, next_counted
+from sottovoce.support.threads import one_thread
 from sottovoce.tracing.linear_system import LinearSystem
 
 STAGES = 20

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from sottovoce.config import DataSettings, Experiment
-from sottovoce.core.files import inside, write_text
 from sottovoce.core.graphs import MOST_NODES, Graph
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
@@ -22,6 +20,8 @@ from sottovoce.learning.datasets import folder_of
 from sottovoce.learning.table_data import NAMES_A_TABLE
 from sottovoce.run.build_tables import is_folder_of_tables
 from sottovoce.run.layout import RunFiles
+from sottovoce.support.config import DataSettings, Experiment
+from sottovoce.support.files import inside, write_text
 
 FILE = "file:"
 """How settings name a file of the user's own."""

@@ -30,10 +30,8 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.config import RecordingSettings
 from sottovoce.core import arrays
 from sottovoce.core.arrays import Reals
-from sottovoce.core.files import read_checked_npz, write, write_npz
 from sottovoce.core.messages import PlayedRound
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
@@ -41,6 +39,8 @@ from sottovoce.privacy.views import node_numbers
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.lock import make_folder
 from sottovoce.run.training_run import RunState, TrainingRun
+from sottovoce.support.config import RecordingSettings
+from sottovoce.support.files import read_checked_npz, write, write_npz
 
 PER_FILE, PER_MESSAGE = 2000, 12
 """Bytes that a file and each message of it take besides the models themselves."""

@@ -19,21 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.config import RecordingSettings
-from sottovoce.core.auditor_key import is_signed, sign
-from sottovoce.core.files import Arrays, check_no_link, read_checked_npz, write_bytes, write_npz, write_text
-from sottovoce.core.json_numbers import JSON
 from sottovoce.core.noise_key import NoiseKey
-from sottovoce.core.threads import WORKERS, threads
 from sottovoce.errors import InputError
 from sottovoce.learning.lazy_rows import Examples
-from sottovoce.regular_files import read_bytes
 from sottovoce.run.callbacks import Note, Progress
 from sottovoce.run.finished_run import FinishedRun, open_run
 from sottovoce.run.lock import make_folder
 from sottovoce.run.parallel import map_in_processes
 from sottovoce.run.recording import Messages, Recorder
 from sottovoce.run.training_run import TrainingRun
+from sottovoce.support.auditor_key import is_signed, sign
+from sottovoce.support.config import RecordingSettings
+from sottovoce.support.files import Arrays, check_no_link, read_checked_npz, write_bytes, write_npz, write_text
+from sottovoce.support.json_numbers import JSON
+from sottovoce.support.regular_files import read_bytes
+from sottovoce.support.threads import WORKERS, threads
 
 
 @lru_cache(maxsize=1)

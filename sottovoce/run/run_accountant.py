@@ -8,11 +8,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple, TypedDict
 
-from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.noise import NoNoise, PerNode
 from sottovoce.core.participation import Participation
-from sottovoce.core.progress import counted, next_counted
-from sottovoce.core.threads import one_thread
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.account_cost import account_cost
 from sottovoce.privacy.accountant import Account, account_for_each
@@ -23,6 +20,9 @@ from sottovoce.privacy.guarantee import KINDS, Kind
 from sottovoce.privacy.views import View
 from sottovoce.run.stored_accounts import StoredAccounts
 from sottovoce.run.training_run import TrainingRun
+from sottovoce.support.limits import Cost, check_cost
+from sottovoce.support.progress import counted, next_counted
+from sottovoce.support.threads import one_thread
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.policy import affordable_extent, trace_affordable, trace_with_noise
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from sottovoce.config import Document, Experiment, merge, parse_experiment
 from sottovoce.core.graphs import Graph
 from sottovoce.errors import InputError
 from sottovoce.run.final_figures import final_mean
@@ -20,6 +19,7 @@ from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.recorded_inputs import recorded_graph
 from sottovoce.run.sweep_results import METRICS, metric_of
+from sottovoce.support.config import Document, Experiment, merge, parse_experiment
 
 
 @dataclass(frozen=True, eq=False)

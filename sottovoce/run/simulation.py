@@ -27,13 +27,10 @@ from functools import cached_property
 
 from torch import Tensor
 
-from sottovoce.config import RecordingSettings
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.grid import ExactNoiseChoice
-from sottovoce.core.notebook_html import html_table
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.row_memory import ROW_MEMORY
-from sottovoce.core.threads import threads as torch_threads
 from sottovoce.core.topologies import Topology
 from sottovoce.distributed.coordinator import Coordinator
 from sottovoce.errors import InputError
@@ -45,6 +42,9 @@ from sottovoce.run.metrics import Measurement, is_measured, measure
 from sottovoce.run.privacy_report import PrivacyReport, report_privacy
 from sottovoce.run.recording import Messages, Recorder
 from sottovoce.run.training_run import RunState, TrainingRun, prepare_run
+from sottovoce.support.config import RecordingSettings
+from sottovoce.support.notebook_html import html_table
+from sottovoce.support.threads import threads as torch_threads
 
 
 @dataclass(frozen=True, eq=False, repr=False)

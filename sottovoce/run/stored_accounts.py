@@ -17,19 +17,19 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from sottovoce._version import __version__
-from sottovoce.config import Document
-from sottovoce.core.auditor_key import is_signed, sign, state_folder
-from sottovoce.core.files import make_private_folder, open_to_append
 from sottovoce.core.final_models import FinalModels
-from sottovoce.core.json_numbers import JSON, from_json, to_json
 from sottovoce.errors import InputError
 from sottovoce.privacy.accountant import Account
 from sottovoce.privacy.assumptions import Assumption
 from sottovoce.privacy.covering_views import coverage
 from sottovoce.privacy.guarantee import Guarantee, Kind, TrainingProof
 from sottovoce.privacy.views import View, read_view
-from sottovoce.regular_files import read_bytes
-from sottovoce.text import parse_json
+from sottovoce.support.auditor_key import is_signed, sign, state_folder
+from sottovoce.support.config import Document
+from sottovoce.support.files import make_private_folder, open_to_append
+from sottovoce.support.json_numbers import JSON, from_json, to_json
+from sottovoce.support.regular_files import read_bytes
+from sottovoce.support.text import parse_json
 from sottovoce.tracing.linear_system import LinearSystem
 
 INTERVAL = 5.0

@@ -22,8 +22,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from sottovoce.config import Document, Experiment, check_document, merge, parse_experiment, set_key
 from sottovoce.errors import InputError
+from sottovoce.support.config import Document, Experiment, check_document, merge, parse_experiment, set_key
 
 Point = tuple[tuple[str, Any], ...]
 """Settings by their dotted keys, with one value each."""

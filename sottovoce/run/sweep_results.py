@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sottovoce.config import Document
 from sottovoce.run.final_figures import final_mean
 from sottovoce.run.sweep import Point, SweepRun, last_word
+from sottovoce.support.config import Document
 
 LESS_IS_BETTER = ("rmse",)
 METRICS = ("accuracy", *LESS_IS_BETTER)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
-    from sottovoce.config import Document
+    from sottovoce.support.config import Document
 
 FOLDER = Path(__file__).parent
 SHARED = "shared"
@@ -37,7 +37,7 @@ def schema(name: str) -> Document:
     if name not in names():
         raise InputError(f"schema {name!r}", f"known: {', '.join(names())}", "choose one of them")
     if name == SETTINGS:
-        from sottovoce.config import Experiment
+        from sottovoce.support.config import Experiment
 
         return {**Experiment.model_json_schema(mode="serialization"), "title": "All settings of a run"}
     path = FOLDER / "files" / name if "." in name else FOLDER / f"{name}.json"

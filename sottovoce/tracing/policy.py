@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sottovoce.core.compression import Identity, RandomK
-from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.noise import Noise
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import Unaccountable
+from sottovoce.support.limits import Cost, check_cost
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.noise_scaling import scale_noise
 from sottovoce.tracing.tracer import Coordinate, trace

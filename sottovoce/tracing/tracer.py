@@ -40,10 +40,10 @@ from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import FactoredMatrix
 from sottovoce.core.noise_key import public_stream
 from sottovoce.core.noise_sources import Sources
-from sottovoce.core.progress import counted, expect_work, report_work
 from sottovoce.core.sum_grid import SumGrid
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError, Unaccountable
+from sottovoce.support.progress import counted, expect_work, report_work
 from sottovoce.tracing.linear_forms import LinearRows, as_linear
 from sottovoce.tracing.linear_system import Labels, LinearSystem, StepMatrices, TracedMessages, labelled
 

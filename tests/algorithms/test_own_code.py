@@ -22,10 +22,10 @@ from sottovoce import (
     views,
 )
 from sottovoce.algorithms.registry import algorithm_code, algorithm_spec
-from sottovoce.core import own_code
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.messages import SentMessages
 from sottovoce.privacy.guarantee import Kind
+from sottovoce.support import own_code
 
 ROOT = Path(__file__).parents[2]
 

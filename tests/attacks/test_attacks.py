@@ -29,7 +29,6 @@ from sottovoce.attacks.registry import (
 )
 from sottovoce.attacks.run_attacks import infer_membership
 from sottovoce.attacks.threshold import threshold
-from sottovoce.config import RecordingSettings, parse_experiment
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.learning.datasets import Dataset, load
 from sottovoce.learning.lazy_rows import Examples
@@ -40,6 +39,7 @@ from sottovoce.run.execute import run_experiment
 from sottovoce.run.finished_run import open_run
 from sottovoce.run.recording import RecordedRound
 from sottovoce.schemas import schema
+from sottovoce.support.config import RecordingSettings, parse_experiment
 
 # --- registry ------------------------------------------------------------------------------------------------------
 

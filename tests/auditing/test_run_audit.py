@@ -13,9 +13,9 @@ import pytest
 
 from sottovoce.auditing.canaries import _canaries, audit_inputs
 from sottovoce.auditing.claim_checks import audit_gradients
-from sottovoce.config import parse_experiment
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.finished_run import open_run
+from sottovoce.support.config import parse_experiment
 
 DOCUMENT = {
     "name": "audited", "noise_key": 16 * "5a", "topology": {"graph": "ring:5"}, "data": {"rows": 20},

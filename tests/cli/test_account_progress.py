@@ -13,13 +13,13 @@ import pytest
 
 from sottovoce.cli import output, plan
 from sottovoce.cli.progress_lines import Activity
-from sottovoce.core import limits
 from sottovoce.core.graphs import graph
-from sottovoce.core.progress import expect_work, report_work
 from sottovoce.planning import candidates, plan_cost, planner
 from sottovoce.planning.question import Question
 from sottovoce.privacy import absorption_policy, account_cost, account_estimate, covering_views, kind_bounds
 from sottovoce.privacy.exact import routes
+from sottovoce.support import limits
+from sottovoce.support.progress import expect_work, report_work
 from tests.forked import Command
 from tests.run.test_checkpoint import until
 

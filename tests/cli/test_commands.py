@@ -18,7 +18,7 @@ import typer
 from sottovoce.cli.app import COMMANDS as FILES
 from sottovoce.cli.app import app
 from tests.cli.lines import command_lines
-from tests.test_config import SMALL
+from tests.support.test_config import SMALL
 
 GROUP = typer.main.get_command(app)
 COMMANDS = sorted(command_lines())

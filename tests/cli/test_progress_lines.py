@@ -13,7 +13,7 @@ import rich.console
 
 from sottovoce.cli import options, output, progress_lines
 from sottovoce.cli.progress_lines import Activity, activity, lines_written
-from sottovoce.core.progress import counted, report_progress, report_stage
+from sottovoce.support.progress import counted, report_progress, report_stage
 
 
 def test_lines_tell_of_the_innermost_work_whether_or_not_it_tells_how_far_it_is(monkeypatch):

@@ -18,7 +18,7 @@ from sottovoce.run.sweep import SweepRun, expand_sweep
 from tests.distributed.test_launch import children
 from tests.run.killed import experiment
 from tests.run.test_checkpoint import contents
-from tests.test_config import SMALL
+from tests.support.test_config import SMALL
 
 SWEEP = (
     f'''
@@ -211,7 +211,7 @@ def command_line(pid):
 
 def test_recipes_are_valid():
     from sottovoce.attacks.on_sweeps import check_attacks
-    from sottovoce.config import read_settings_file
+    from sottovoce.support.config import read_settings_file
 
     recipes = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
     recipes = [path for path in recipes if not path.name.startswith("hospitals")]  # settings of a federation

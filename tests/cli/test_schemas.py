@@ -13,7 +13,7 @@ import pytest
 from sottovoce.schemas import names, schema
 from tests.cli.lines import command_lines
 from tests.cli.test_run import SWEEP
-from tests.test_config import SMALL
+from tests.support.test_config import SMALL
 
 LINES = [
     "account --graph ring:6",

@@ -106,9 +106,9 @@ def test_without_noise_neighbours_see_pictures_and_members_and_with_it_neither(s
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_with_other_seeds_pictures_are_seen_too_and_noise_hides_them(seed, tmp_path):
     """Whichever digits meet in a batch. Nobody is accounted for but everyone, which takes less time."""
-    from sottovoce.config import apply_overrides, read_settings_file
     from sottovoce.demo.demonstration import RECIPE, _show
     from sottovoce.run.sweep import expand_sweep
+    from sottovoce.support.config import apply_overrides, read_settings_file
 
     settings = apply_overrides(read_settings_file(RECIPE), [f"seeds=[{seed}]", "privacy.attackers=[]"])
     plain, noisy, correlated, _ = (_show(run, tmp_path) for run in expand_sweep(settings))

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 import sottovoce
-from sottovoce.config import parse_experiment
 from sottovoce.core import noise_feed
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.noise_feed import NoiseFeed
@@ -22,6 +21,7 @@ from sottovoce.errors import Diverged, SottovoceError
 from sottovoce.run import checkpoint, checkpoint_schedule, fingerprint
 from sottovoce.run.build import build_run
 from sottovoce.run.execute import run_experiment
+from sottovoce.support.config import parse_experiment
 from tests.cases import DIMENSION, cases, task
 from tests.run.killed import Count, half_written
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from sottovoce.cli.app import explained
-from sottovoce.core.processes import Terminated
 from sottovoce.distributed import launch
 from sottovoce.run.checkpoint_schedule import Action, CheckpointSchedule
+from sottovoce.support.processes import Terminated
 from tests.distributed.test_ranks import contents, models
 from tests.run.test_checkpoint import LONG, saved_at, until
 

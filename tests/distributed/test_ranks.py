@@ -15,12 +15,12 @@ import pytest
 from benchmarks.processes import measured
 from sottovoce import InputError
 from sottovoce.algorithms.registry import algorithm_names
-from sottovoce.config import merge, parse_experiment
 from sottovoce.run.build import build_run
 from sottovoce.run.checkpoint import load
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.finished_run import open_run
 from sottovoce.run.layout import RunFiles
+from sottovoce.support.config import merge, parse_experiment
 from tests.distributed.ranked import (
     FAULTS,
     TIMEOUT,

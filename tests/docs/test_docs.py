@@ -22,8 +22,8 @@ import sottovoce
 import sottovoce.algorithms
 from sottovoce import algorithm, algorithm_names, metropolis, trace, train
 from sottovoce.algorithms.registry import algorithm_specs
-from sottovoce.config import Experiment
 from sottovoce.run.sweep import expand_sweep
+from sottovoce.support.config import Experiment
 from tests.cli.lines import command_lines
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from sottovoce.core.toml_text import to_toml
 from sottovoce.errors import InputError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.frames import Reason
@@ -32,6 +31,7 @@ from sottovoce.ledger.places import Place
 from sottovoce.ledger.spending import DEFAULT, Spending
 from sottovoce.ledger.steps import Steps
 from sottovoce.privacy.composition import compose
+from sottovoce.support.toml_text import to_toml
 from tests.federation.clinics import Clinics
 from tests.forked import ENVIRONMENT, Command
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.config import set_key
-from sottovoce.core.toml_text import to_toml
 from sottovoce.errors import InputError
 from sottovoce.federation.agreement import first_difference, parse_agreement, read_agreement
 from sottovoce.federation.assembly import assemble_agreement
 from sottovoce.federation.identity import create_identity
+from sottovoce.support.config import set_key
+from sottovoce.support.toml_text import to_toml
 from tests.federation.federation import COLUMNS, SETTINGS, agreement_in, member_files, prepare
 
 

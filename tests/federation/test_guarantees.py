@@ -8,13 +8,13 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from sottovoce.config import set_key
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.federation.agreement import parse_agreement
 from sottovoce.federation.guarantees import agreed_guarantees, build_agreement
 from sottovoce.learning.tables import read_table
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.privacy_report import report_wanted
+from sottovoce.support.config import set_key
 from tests.federation.federation import ROWS, agreement_in, write_tables
 
 FIXED = {"privacy.epsilon": None, "algorithm.sigma": 3.0, "privacy.attackers": "none"}

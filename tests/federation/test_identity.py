@@ -15,7 +15,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sottovoce.core.files import write_text
 from sottovoce.errors import InputError
 from sottovoce.federation import identity
 from sottovoce.federation.identity import (
@@ -26,6 +25,7 @@ from sottovoce.federation.identity import (
     tls_name,
 )
 from sottovoce.federation.member import check_address, read_member
+from sottovoce.support.files import write_text
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from torch.nn.utils import parametrize
 from sottovoce import Graph, InputError, account, algorithm, simulate, trace, weigh
 from sottovoce.attacks.reconstruction import reconstruct
 from sottovoce.cli.app import app, load_commands
-from sottovoce.config import parse_experiment
 from sottovoce.core.graphs import graph
 from sottovoce.learning import models
 from sottovoce.learning.datasets import Dataset, from_arrays
@@ -36,6 +35,7 @@ from sottovoce.run.build import build_run
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.finished_run import open_run
 from sottovoce.run.privacy_document import PrivacyDocument
+from sottovoce.support.config import parse_experiment
 from tests.browser import inside, questions
 from tests.run.test_privacy_report import rows
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from sottovoce import Graph, InputError, account, algorithm, metropolis, simulate, trace
-from sottovoce.core.files import read_npz
 from sottovoce.learning.datasets import from_arrays
 from sottovoce.learning.models import model
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task
+from sottovoce.support.files import read_npz
 
 ROWS = np.arange(120.0).reshape(40, 3) / 120
 CLASSES = np.arange(40) % 2

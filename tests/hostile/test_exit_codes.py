@@ -18,12 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.config import parse_experiment
 from sottovoce.errors import Diverged, PeerLost
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.lineages import Budget
 from sottovoce.ledger.spending import DEFAULT, Spending
 from sottovoce.run.execute import run_experiment
+from sottovoce.support.config import parse_experiment
 from tests.hostile.mutations import SETTINGS
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +101,7 @@ def small_budget(monkeypatch) -> str:
 
 
 def no_extra(monkeypatch) -> str:
-    monkeypatch.setattr("sottovoce.core.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("sottovoce.support.extras.find_spec", lambda name: None)
     return "peer status"
 
 
@@ -198,7 +198,7 @@ EXITS = {
     "cli/attack.py": ["Exit"],
     "cli/app.py": ["Exit", "exit"],
     "cli/run.py": ["_exit", "SystemExit", "SystemExit"],
-    "core/processes.py": ["_exit", "_exit"],
+    "support/processes.py": ["_exit", "_exit"],
 }
 """Where a command, or a process of one, is not ended by an error: findings, and what was said before."""
 

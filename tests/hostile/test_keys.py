@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from sottovoce import NoiseKey, algorithm, iterate_rounds, metropolis
-from sottovoce.config import parse_experiment
 from sottovoce.run.build import build_run
+from sottovoce.support.config import parse_experiment
 
 D, SEEDS = 40, 300
 GRADIENT = np.linspace(-1.0, 1.0, D)

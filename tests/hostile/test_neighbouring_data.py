@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 
 from sottovoce import InputError, algorithm, metropolis
-from sottovoce.config import Experiment, merge
 from sottovoce.learning import models
 from sottovoce.learning.catalogue import CATALOGUE, PublicStatistic
 from sottovoce.learning.datasets import Dataset, from_arrays, load
@@ -35,6 +34,7 @@ from sottovoce.run.calibrate_run import calibrate_run
 from sottovoce.run.privacy_report import report_privacy, sigma_of
 from sottovoce.run.sweep import expand_sweep
 from sottovoce.run.training_run import prepare_run
+from sottovoce.support.config import Experiment, merge
 from tests.report.test_page import inside
 
 DELTA = 1e-5

@@ -13,8 +13,8 @@ import pytest
 import typer
 
 from sottovoce.cli.app import app, load_commands
-from sottovoce.config import DEEPEST
 from sottovoce.run.build import build_accountant
+from sottovoce.support.config import DEEPEST
 from tests.hostile.mutations import SETTINGS, mutated
 
 load_commands()

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sottovoce.core import limits
 from sottovoce.learning.table_files import MOST_COLUMNS
+from sottovoce.support import limits
 
 
 def _wide(path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from sottovoce import InputError
 from sottovoce.core.graphs import graph
 from sottovoce.learning.readers import File
-from sottovoce.text import visible
+from sottovoce.support.text import visible
 from tests.hostile.mutations import SETTINGS
 
 MARK = "\ufeff"
@@ -63,10 +63,10 @@ def test_one_place_reads_text_and_one_writes_to_terminals():
     reading = re.compile(r"\.read_text\(|utf-8-sig|json\.loads?\(|tomllib\.load")
     printing = re.compile(r"typer\.echo|[^_.\w]print\(|sys\.std(out|err)\.write")
     own = {
-        "text.py",
-        "config.py",
+        "support/text.py",
+        "support/config.py",
         "schemas/__init__.py",
-        "core/limits.py",
+        "support/limits.py",
         "report/page.py",
         "distributed/rank_store.py",
         "cli/terminal.py",

@@ -10,7 +10,6 @@ import torch
 
 from sottovoce import InputError
 from sottovoce.core.noise_key import NoiseKey
-from sottovoce.core.threads import threads
 from sottovoce.learning import models
 from sottovoce.learning.batches import parse_batches
 from sottovoce.learning.clipping import norms, parse_clipping
@@ -19,6 +18,7 @@ from sottovoce.learning.engine_choice import engine_for
 from sottovoce.learning.engines import Stack, clip_rows, sum_clipped
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task
+from sottovoce.support.threads import threads
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from sottovoce import NoiseKey, algorithm, iterate_rounds, metropolis
-from sottovoce.core.threads import threads
 from sottovoce.learning import models
 from sottovoce.learning.batches import parse_batches
 from sottovoce.learning.datasets import Dataset
@@ -17,6 +16,7 @@ from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.local_steps import GatheredSteps
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task
+from sottovoce.support.threads import threads
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
 

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from sottovoce import InputError, NoiseKey, algorithm, metropolis, train
-from sottovoce.core.threads import threads
 from sottovoce.learning import models
 from sottovoce.learning.clipping import parse_clipping
 from sottovoce.learning.datasets import Dataset, load
@@ -21,6 +20,7 @@ from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.model_checks import examples_interact
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task
+from sottovoce.support.threads import threads
 
 
 @pytest.fixture(autouse=True)

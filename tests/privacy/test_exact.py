@@ -22,7 +22,6 @@ from sottovoce import (
 )
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.participation import parse_participation
-from sottovoce.core.progress import counted, progress_heard
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.account_cost import account_cost
 from sottovoce.privacy.covering_views import as_sums
@@ -36,6 +35,7 @@ from sottovoce.privacy.exact.whitening import Singular
 from sottovoce.privacy.guarantee import KINDS, Kind
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.worst_case import worst_case
+from sottovoce.support.progress import counted, progress_heard
 from tests.cases import Case, cases
 from tests.selection import rest_slow
 

@@ -9,12 +9,12 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from sottovoce.config import About
 from sottovoce.privacy.rounding import round_up
 from sottovoce.report.figures import Axis, Line, line_chart
 from sottovoce.report.rounding import deviation_text
 from sottovoce.report.sweep_report import write_results
-from tests.test_config import finished
+from sottovoce.support.config import About
+from tests.support.test_config import finished
 
 
 def points(chart: str) -> list[list[tuple[float, float]]]:

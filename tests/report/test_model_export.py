@@ -12,7 +12,6 @@ import pytest
 import safetensors.torch
 import torch
 
-from sottovoce.config import parse_experiment
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.learning.exported_model import read_exported_model
 from sottovoce.report.model_export import export_model
@@ -20,6 +19,7 @@ from sottovoce.run.checkpoint import load
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.finished_run import open_run
 from sottovoce.run.layout import RunFiles
+from sottovoce.support.config import parse_experiment
 from tests.cli.test_schemas import fits
 
 AGE, WARD = {"name": "age", "range": [20, 100], "missing": 60}, {"name": "ward", "categories": ["east", "west"]}

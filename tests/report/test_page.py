@@ -14,7 +14,6 @@ import pytest
 
 from sottovoce import InputError
 from sottovoce.cli.attack import attack
-from sottovoce.config import parse_experiment
 from sottovoce.privacy import views
 from sottovoce.privacy.covering_views import NAMED_ONLY, Coverage
 from sottovoce.privacy.gaussian_dp import guessing_accuracy_bound
@@ -25,6 +24,7 @@ from sottovoce.report.rounding import percent, rounded
 from sottovoce.report.wording import KINDS
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.run_documents import read_runs
+from sottovoce.support.config import parse_experiment
 from tests.browser import inside, open_page, questions
 
 AGAIN = "sotto run {}/config.json --set "

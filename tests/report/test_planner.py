@@ -10,7 +10,6 @@ import re
 import pytest
 
 from sottovoce.algorithms.registry import algorithm_spec
-from sottovoce.config import parse_experiment
 from sottovoce.core.graphs import graph
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.topologies import weigh
@@ -23,6 +22,7 @@ from sottovoce.privacy.gaussian_dp import epsilon_of, mu_of
 from sottovoce.privacy.guarantee import Kind
 from sottovoce.report.page import asset, write_page
 from sottovoce.run.execute import run_experiment
+from sottovoce.support.config import parse_experiment
 from sottovoce.tracing.tracer import trace
 
 GRID = json.loads(asset("plans.json"))

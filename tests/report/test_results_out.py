@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.config import parse_experiment
-from sottovoce.core import extras
 from sottovoce.errors import SottovoceError
 from sottovoce.report.figures import Line, line_chart
 from sottovoce.report.pdf_figures import WIDTHS, as_pdf
 from sottovoce.report.tracking import LiveTracking, Tracker
 from sottovoce.run.execute import run_experiment
+from sottovoce.support import extras
+from sottovoce.support.config import parse_experiment
 
 SWEEP = """
 name = "small"

@@ -7,9 +7,9 @@ import signal
 import sys
 from pathlib import Path
 
-from sottovoce.config import merge, parse_experiment
 from sottovoce.run import checkpoint, checkpoint_schedule, execute
 from sottovoce.run.layout import RunFiles
+from sottovoce.support.config import merge, parse_experiment
 
 SMALL = {
     "name": "try", "noise_key": 16 * "5a", "data": {"rows": 12}, "topology": {"graph": "ring:4"},

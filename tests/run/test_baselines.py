@@ -8,10 +8,10 @@ import stat
 import pytest
 import torch
 
-from sottovoce.config import parse_experiment
 from sottovoce.run.baselines import compute_baselines
 from sottovoce.run.build import build_run
 from sottovoce.run.execute import run_experiment
+from sottovoce.support.config import parse_experiment
 from tests.cli.test_schemas import fits
 
 SETTINGS = {

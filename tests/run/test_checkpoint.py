@@ -15,9 +15,7 @@ import pytest
 import torch
 
 from sottovoce import InputError
-from sottovoce.core.files import write_npz
 from sottovoce.core.noise_key import NoiseKey
-from sottovoce.core.threads import threads
 from sottovoce.learning.datasets import load as load_data
 from sottovoce.run import build, build_topology, checkpoint, execute, fingerprint
 from sottovoce.run.checkpoint import Checkpoint, load, save
@@ -25,6 +23,8 @@ from sottovoce.run.execute import run_experiment
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.simulation import measured_rounds
 from sottovoce.run.training_run import prepare_run
+from sottovoce.support.files import write_npz
+from sottovoce.support.threads import threads
 from tests.cases import cases
 from tests.forked import forking
 from tests.run.killed import MOMENTS, experiment, run_for, run_until

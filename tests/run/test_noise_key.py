@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from sottovoce import NoiseKey, algorithm, metropolis, simulate
-from sottovoce.config import parse_experiment
 from sottovoce.errors import InputError
 from sottovoce.privacy.assumptions import AssumptionKind
 from sottovoce.run.build import build_run
@@ -18,6 +17,7 @@ from sottovoce.run.finished_run import open_run
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.noise_key_file import with_key_from_file
 from sottovoce.run.rerun import with_other_rows
+from sottovoce.support.config import parse_experiment
 from tests.run.test_simulation import job
 
 NAMED = "c0ffee00c0ffee00c0ffee00c0ffee00"

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from sottovoce import InputError, Unaccountable, algorithm, code_from, metropolis, trace
-from sottovoce.config import parse_experiment, read_settings_file
 from sottovoce.learning.own_code import find_dataset, find_model
 from sottovoce.privacy.convexity import least_weight, taken_step_size
 from sottovoce.run.build import build_run
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.run_accountant import RunAccountant
+from sottovoce.support.config import parse_experiment, read_settings_file
 
 PAGE = (Path(__file__).parents[2] / "docs" / "your-own-code.md").read_text()
 QUICK = ("--set", "training.rounds=3", "--set", "training.batch=cycle:4x2", "--set", "metrics.every=3")
@@ -140,7 +140,7 @@ def test_code_that_fails_in_a_process_of_a_sweep_is_named_with_its_line(written,
     ],
 )
 def test_wrong_settings_are_refused_in_a_sentence(written, changes, line):
-    from sottovoce.config import apply_overrides
+    from sottovoce.support.config import apply_overrides
 
     document = apply_overrides(read_settings_file(written / "mine.toml"), [changes])
     with code_from(written), pytest.raises(InputError, match=line):

@@ -15,12 +15,9 @@ from dp_accounting import pld
 from torch import nn
 
 from sottovoce import InputError, Unaccountable, account, algorithm, compose, metropolis, trace, weigh
-from sottovoce.config import parse_experiment
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.grid import with_exact_noise
-from sottovoce.core.json_numbers import to_json
 from sottovoce.core.noise_key import public_seed
-from sottovoce.core.progress import progress_heard
 from sottovoce.learning import models
 from sottovoce.learning.datasets import Dataset, load
 from sottovoce.learning.lazy_rows import Examples
@@ -37,6 +34,9 @@ from sottovoce.run.execute import run_experiment
 from sottovoce.run.privacy_report import report_privacy
 from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.training_run import prepare_run
+from sottovoce.support.config import parse_experiment
+from sottovoce.support.json_numbers import to_json
+from sottovoce.support.progress import progress_heard
 from sottovoce.tracing import policy
 from sottovoce.tracing.policy import trace_noisy_gradients
 from tests.cases import cases

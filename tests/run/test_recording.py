@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from sottovoce import InputError, algorithm, metropolis, simulate, weigh
-from sottovoce.config import RecordingSettings, parse_experiment
 from sottovoce.core.loop import play_round, start_run
 from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.noise_key import NoiseKey
@@ -20,6 +19,7 @@ from sottovoce.learning.tasks import task
 from sottovoce.run.build import build_run
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.recording import read_recording
+from sottovoce.support.config import RecordingSettings, parse_experiment
 from tests.cases import DIMENSION, ROUNDS, Case, cases
 from tests.cases import task as made_up
 from tests.selection import rest_slow

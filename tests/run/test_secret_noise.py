@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from sottovoce import SecretSource, algorithm, metropolis, simulate
-from sottovoce.config import parse_experiment
 from sottovoce.core.transport import InProcess
 from sottovoce.errors import InputError
 from sottovoce.privacy.assumptions import AssumptionKind
 from sottovoce.run.build import build_run
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.finished_run import open_run
+from sottovoce.support.config import parse_experiment
 from tests.run.test_noise_key import DOCUMENT, NAMED
 from tests.run.test_simulation import job
 

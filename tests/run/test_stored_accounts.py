@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from sottovoce.config import parse_experiment
-from sottovoce.core.auditor_key import state_folder
 from sottovoce.run import run_accountant, stored_accounts
 from sottovoce.run.execute import run_experiment
+from sottovoce.support.auditor_key import state_folder
+from sottovoce.support.config import parse_experiment
 
 DOCUMENT = {
     "name": "try", "noise_key": 16 * "5a", "topology": {"graph": "ring:5"}, "data": {"rows": 20},

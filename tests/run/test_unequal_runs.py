@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from sottovoce import InputError
-from sottovoce.config import parse_experiment
 from sottovoce.learning.batches import parse_batches
 from sottovoce.privacy.amplification import noise_for
 from sottovoce.privacy.gaussian_dp import mu_of
@@ -15,6 +14,7 @@ from sottovoce.run.build import build_accountant
 from sottovoce.run.planned_question import planned_question
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.privacy_report import report_wanted
+from sottovoce.support.config import parse_experiment
 
 HELD = (17, 24, 35, 48, 60, 81, 104, 126)
 DELTA = 1e-5

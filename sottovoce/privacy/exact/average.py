@@ -31,10 +31,10 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.core.final_models import FinalModels
-from sottovoce.core.memo import once_for_each
 from sottovoce.core.sparsity import last_row
 from sottovoce.privacy.exact.deflation import well_conditioned
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep
+from sottovoce.support.memo import once_for_each
 
 Array = NDArray[np.float64]
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 import numpy as np
 from scipy import sparse
 
-from sottovoce.core.progress import expect_work, report_work
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.exact.whitening import Array, Groups, starts
 from sottovoce.privacy.observation import Observation, ObservedStep
+from sottovoce.support.progress import expect_work, report_work
 from sottovoce.tracing.linear_system import map_equal_steps
 
 ENOUGH = 1e-7

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from scipy import linalg, sparse
 
 from sottovoce.core.class_correlation import groups_of
-from sottovoce.core.memo import once_for_each
-from sottovoce.core.progress import expect_work, report_work
 from sottovoce.core.sparsity import columns_touched, submatrix
-from sottovoce.core.threads import one_thread
 from sottovoce.privacy.exact.rank import rank_of_gossip
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep, reduced_inputs, selected_messages
+from sottovoce.support.memo import once_for_each
+from sottovoce.support.progress import expect_work, report_work
+from sottovoce.support.threads import one_thread
 from sottovoce.tracing.linear_system import StepMatrices, TracedMessages, map_equal_steps
 
 Array = NDArray[np.float64]

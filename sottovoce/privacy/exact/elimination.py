@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from sottovoce.core.memo import once_for_each
 from sottovoce.core.sparsity import begins_with, submatrix
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep
 from sottovoce.privacy.reactions import knows_every_state, nothing_fresh
+from sottovoce.support.memo import once_for_each
 
 ROUNDING = 1e-14
 """Share of the terms of a difference below which it is zero."""

@@ -17,7 +17,6 @@ from scipy import sparse
 from scipy.linalg import lapack
 
 from sottovoce.core.class_correlation import groups_of
-from sottovoce.core.progress import expect_work, report_work
 from sottovoce.privacy.exact import whitening, work
 from sottovoce.privacy.exact.stationary import ETA, settled_
 from sottovoce.privacy.exact.whitening import (
@@ -31,6 +30,7 @@ from sottovoce.privacy.exact.whitening import (
 )
 from sottovoce.privacy.exact.work import are_few, gram_work, search_work, settles, sizes_of
 from sottovoce.privacy.observation import Observation, ObservedStep
+from sottovoce.support.progress import expect_work, report_work
 
 BOTH = ("gradient", "noise")
 

@@ -12,8 +12,6 @@ from scipy import sparse
 from scipy.linalg import lapack
 
 from sottovoce.core.arrays import dense_if_small
-from sottovoce.core.progress import expect_work, report_work
-from sottovoce.core.threads import one_thread
 from sottovoce.privacy.exact.whitening import (
     Array,
     Groups,
@@ -26,6 +24,8 @@ from sottovoce.privacy.exact.whitening import (
 )
 from sottovoce.privacy.exact.work import filter_work, kalman_work, search_work, sizes_of, weighing_work
 from sottovoce.privacy.observation import Observation, ObservedStep
+from sottovoce.support.progress import expect_work, report_work
+from sottovoce.support.threads import one_thread
 from sottovoce.tracing.linear_system import map_equal_steps
 
 

@@ -25,10 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.final_models import FinalModels
-from sottovoce.core.memo import once_for_each
 from sottovoce.core.noise import ZeroSum
 from sottovoce.core.participation import Participation
-from sottovoce.core.progress import report_progress
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.exact.average import Separated, average_has_no_noise, separated
 from sottovoce.privacy.exact.conjugate import conjugate
@@ -48,6 +46,8 @@ from sottovoce.privacy.reactions import knows_every_state, open_by_steps
 from sottovoce.privacy.smallest_weight import SMALLEST, smallest_weight
 from sottovoce.privacy.views import ViewKind
 from sottovoce.privacy.worst_case import GAP, worst_case_by_residue
+from sottovoce.support.memo import once_for_each
+from sottovoce.support.progress import report_progress
 from sottovoce.tracing.linear_system import map_equal_steps
 
 DEFLATED = 1e8

@@ -26,13 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.final_models import FinalModels
-from sottovoce.core.threads import chunks, one_thread
 from sottovoce.privacy.exact.elimination import begins_alike, has_equal_rounds
 from sottovoce.privacy.exact.kalman import inverse_factor
 from sottovoce.privacy.exact.whitening import CONDITION, EPS, Array, Singular, cholesky_, rounding_error
 from sottovoce.privacy.exact.work import goes_with_others, sizes_of
 from sottovoce.privacy.observation import Observation, ObservedStep
 from sottovoce.privacy.views import View
+from sottovoce.support.threads import chunks, one_thread
 
 AT_ONCE = 1 << 22
 """About how many entries the filters of views that are taken together may have."""

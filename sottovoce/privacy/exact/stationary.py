@@ -28,12 +28,12 @@ from numpy.typing import NDArray
 from scipy import linalg
 from scipy.linalg import lapack
 
-from sottovoce.core.progress import report_work
-from sottovoce.core.threads import WORKERS, one_thread
 from sottovoce.privacy.exact import whitening
 from sottovoce.privacy.exact.whitening import Array, Groups, responses, shares
 from sottovoce.privacy.exact.work import PASSES, TRANSFORMS, directions
 from sottovoce.privacy.observation import Observation
+from sottovoce.support.progress import report_work
+from sottovoce.support.threads import WORKERS, one_thread
 
 ETA = 1e-6
 """How far, relatively, M may be above the truth, unless more is allowed."""

@@ -25,12 +25,12 @@ from scipy import sparse
 from scipy.linalg import lapack
 
 from sottovoce.core.arrays import dense_if_small
-from sottovoce.core.memo import once_for_each
-from sottovoce.core.progress import report_work
-from sottovoce.core.threads import WORKERS, one_thread, physical_memory
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy.exact import work
 from sottovoce.privacy.observation import Observation, ObservedStep
+from sottovoce.support.memo import once_for_each
+from sottovoce.support.progress import report_work
+from sottovoce.support.threads import WORKERS, one_thread, physical_memory
 from sottovoce.tracing.linear_system import map_equal_steps
 
 Array = NDArray[np.float64]

@@ -14,8 +14,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from sottovoce.core.memo import once_for_each
 from sottovoce.privacy.observation import Observation
+from sottovoce.support.memo import once_for_each
 
 GRAM_ROWS = 12_000
 """Up to this many observations the Gram route may be taken: its matrices have their square in entries."""

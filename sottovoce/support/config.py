@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from sottovoce.errors import InputError, shortened
-from sottovoce.text import parse_json, read_text, visible
+from sottovoce.support.text import parse_json, read_text, visible
 
 Document: TypeAlias = dict[str, Any]
 

@@ -14,8 +14,8 @@ import json
 import re
 from collections.abc import Iterator
 
-from sottovoce.config import Document
-from sottovoce.text import is_hidden
+from sottovoce.support.config import Document
+from sottovoce.support.text import is_hidden
 
 
 def to_toml(document: Document) -> str:

@@ -15,9 +15,9 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from sottovoce.core.files import make_private_folder, write_bytes
 from sottovoce.errors import InputError
-from sottovoce.regular_files import read_bytes
+from sottovoce.support.files import make_private_folder, write_bytes
+from sottovoce.support.regular_files import read_bytes
 
 KEY_BYTES = 32
 

@@ -13,11 +13,11 @@ import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from sottovoce.algorithms.registry import algorithm
-from sottovoce.core import threads as threads_module
 from sottovoce.core.loop import iterate_rounds
-from sottovoce.core.threads import chunks, for_each, one_thread, threads, workers
 from sottovoce.core.topologies import metropolis
 from sottovoce.errors import InputError
+from sottovoce.support import threads as threads_module
+from sottovoce.support.threads import chunks, for_each, one_thread, threads, workers
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -115,7 +115,7 @@ def _blas_threads():
 
 def test_a_command_begins_with_one_thread_and_looks_for_no_libraries():
     code = (
-        "import sys; from sottovoce.core import threads; threads.begin_with_one_thread()\n"
+        "import sys; from sottovoce.support import threads; threads.begin_with_one_thread()\n"
         "import numpy, scipy.linalg\n"
         "with threads.one_thread(): pass\n"
         "took = threads._products_took_one_thread()\n"

@@ -11,7 +11,7 @@ import pytest
 BUSY = """
 import hashlib, signal
 from concurrent.futures import ThreadPoolExecutor
-from sottovoce.core.processes import STOPPING_SIGNALS, ends_when_stopped
+from sottovoce.support.processes import STOPPING_SIGNALS, ends_when_stopped
 
 def work():
     print("at work", flush=True)
@@ -41,7 +41,7 @@ def test_a_process_that_leaves_nothing_half_done_ends_in_the_middle_of_a_computa
 
 WAITS = """
 import signal
-from sottovoce.core.processes import ends_when_stopped
+from sottovoce.support.processes import ends_when_stopped
 
 caught = []
 signal.signal(signal.SIGTERM, lambda kind, _: caught.append(kind))

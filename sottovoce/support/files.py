@@ -1,7 +1,7 @@
 """Files that are written whole or not at all, and arrays that are read without trusting whoever put them there.
 
 Writing replaces a link instead of following it. Private files and folders are their owner's alone from the first byte
-on. How files are opened for reading is in `sottovoce.regular_files`.
+on. How files are opened for reading is in `sottovoce.support.regular_files`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from typing import Any, BinaryIO, TextIO, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.limits import Cost, check_cost, size_text
 from sottovoce.errors import InputError, file_error
-from sottovoce.regular_files import irregular, open_file
-from sottovoce.text import check_name
+from sottovoce.support.limits import Cost, check_cost, size_text
+from sottovoce.support.regular_files import irregular, open_file
+from sottovoce.support.text import check_name
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 """Arrays by name, as a file holds them. Who reads the file checks their kinds."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import InputError, file_error, shortened
-from sottovoce.regular_files import read_bytes
+from sottovoce.support.regular_files import read_bytes
 
 
 def read_text(path: Path, rule: str, remedy: str) -> str:

@@ -10,14 +10,14 @@ import tracemalloc
 import pytest
 
 from sottovoce import InputError, algorithm, metropolis, trace
-from sottovoce.core import limits
 from sottovoce.core.graphs import graph
-from sottovoce.core.limits import Cost, check_cost, free_memory, limits_lifted
 from sottovoce.core.participation import Participation
-from sottovoce.core.threads import physical_memory
 from sottovoce.privacy.account_cost import account_cost
 from sottovoce.privacy.guarantee import KINDS
 from sottovoce.privacy.views import parse_view
+from sottovoce.support import limits
+from sottovoce.support.limits import Cost, check_cost, free_memory, limits_lifted
+from sottovoce.support.threads import physical_memory
 from sottovoce.tracing.policy import trace_cost
 
 TOO_LARGE = [
@@ -67,7 +67,7 @@ def test_it_is_carried_out_when_asked_for(sotto, monkeypatch):
 
 
 def test_a_run_and_its_sweep_are_refused_before_anything_is_written(sotto, tmp_path, monkeypatch):
-    from tests.test_config import SMALL
+    from tests.support.test_config import SMALL
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "try.toml").write_text(SMALL)

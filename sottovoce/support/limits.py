@@ -18,8 +18,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-from sottovoce.core.threads import physical_memory
 from sottovoce.errors import InputError
+from sottovoce.support.threads import physical_memory
 
 MEMORY_SHARE = 0.6
 """The share of free memory that is taken unasked."""
