@@ -3,8 +3,7 @@
 To account for a run takes seconds to minutes, in which neighbours would wait for a member that starts again. So
 `privacy.json` is read where the ledger has its SHA-256 under the hash of the agreement. It is used only if the run that
 is built from the agreement, with the noise that stands there, has the fingerprint that stands there too, and with the
-same versions: what runs is what was accounted for. Otherwise the run is accounted for anew, except for accounts that a
-start which was killed had finished (`run.stored_accounts`).
+same versions: what runs is what was accounted for. Otherwise the run is accounted for anew.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from sottovoce.run.build import build_run_at
 from sottovoce.run.fingerprint import public_fingerprint, versions
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_report import report_wanted
-from sottovoce.run.stored_accounts import StoredAccounts
 from sottovoce.run.training_run import TrainingRun
 from sottovoce.support.config import Document
 
@@ -46,19 +44,8 @@ def account_run(agreement: Agreement, tables: Mapping[str, Table]) -> AccountedR
     accountant = build_agreement(agreement, tables)
     training_run = accountant.training_run
     stated = {"versions": versions(), "fingerprint": public_fingerprint(agreement.experiment, training_run)}
-    accountant.stored = _stored(agreement, stated)
     report = report_wanted(accountant, agreement.experiment)
     return AccountedRun(training_run, report.document() | stated, report.loss_after)
-
-
-def forget_accounts(agreement: Agreement, privacy: Document) -> None:
-    """Remove what a start that is killed while it accounts for a run leaves to the next: `privacy.json` is written."""
-    _stored(agreement, privacy).forget()
-
-
-def _stored(agreement: Agreement, privacy: Document) -> StoredAccounts:
-    """Finished accounts of this agreement's run with this noise, whatever rows members have."""
-    return StoredAccounts(f"{agreement.hash} {privacy['fingerprint']}")
 
 
 def record_account(database: Database, agreement: Agreement, privacy: Document) -> None:

@@ -28,7 +28,7 @@ from sottovoce.core.pair_masks import PairMasks
 from sottovoce.core.secret_source import SecretSource
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.federation.accounted_run import AccountedRun, account_run, forget_accounts, record_account, recorded_run
+from sottovoce.federation.accounted_run import AccountedRun, account_run, record_account, recorded_run
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.attendance import Absences, StepAttendance
 from sottovoce.federation.clock import MonotonicClock
@@ -152,7 +152,6 @@ def join_federation(
                 f"{agreement.name} was already begun with this folder", "no step is taken twice", "go on with --resume"
             )
         _prepare_folder(files, agreement, privacy, 0 if begun is None else begun[0])
-        forget_accounts(agreement, privacy)
         guarantees = PrivacyDocument.read(privacy)
         masks = None if keys is None else PairMasks(identity.member.name, keys.keys())
         run = _MemberRun(

@@ -72,7 +72,6 @@ from sottovoce.run.run_ledger import (
     run_identity,
 )
 from sottovoce.run.simulation import measured_rounds
-from sottovoce.run.stored_accounts import StoredAccounts
 from sottovoce.run.training_run import RunState, TrainingRun
 from sottovoce.support.config import Document, Experiment, first_difference, parse_experiment
 from sottovoce.support.files import open_to_append, sweep_parts, write
@@ -254,7 +253,6 @@ def _privacy_document(files: RunFiles, experiment: Experiment, accountant: RunAc
     if before is not None:
         _check_guarantees(files, experiment, before, accountant)
         return before
-    accountant.stored = StoredAccounts(digest)
     report = report_wanted(accountant, experiment)
     code = own_code(experiment)
     return {**report.document(), "versions": versions(), "fingerprint": public, **({"code": code} if code else {})}
@@ -306,7 +304,6 @@ def _prepare_folder(
         write_private_facts(files, begun)
     if files.document(files.privacy) != privacy:
         files.write_document(files.privacy, privacy)
-    StoredAccounts(begun.fingerprint).forget()
 
 
 def _finished_result(files: RunFiles, experiment: Experiment, resume: bool) -> Document | None:

@@ -18,7 +18,6 @@ from sottovoce.privacy.convexity import least_weight, non_expansive, taken_step_
 from sottovoce.privacy.covering_views import coalitions
 from sottovoce.privacy.guarantee import KINDS, Kind
 from sottovoce.privacy.views import View
-from sottovoce.run.stored_accounts import StoredAccounts
 from sottovoce.run.training_run import TrainingRun
 from sottovoce.support.limits import Cost, check_cost
 from sottovoce.support.progress import counted, next_counted
@@ -48,17 +47,13 @@ class _Settings(TypedDict):
 
 
 class RunAccountant:
-    """What is known about the privacy of a training run, computed when it is first asked for.
-
-    With `stored`, accounts that an earlier start of the run has finished are taken from there.
-    """
+    """What is known about the privacy of a training run, computed when it is first asked for."""
 
     def __init__(self, training_run: TrainingRun) -> None:
         self.training_run = training_run
         self._accounts: dict[View, Account] = {}
         self._earlier: dict[tuple[int, View], Account] = {}
         self._costs: dict[View, Cost] = {}
-        self.stored: StoredAccounts | None = None
 
     @cached_property
     def system(self) -> LinearSystem:
@@ -88,23 +83,13 @@ class RunAccountant:
     @one_thread()
     def accounts(self, views: Sequence[View]) -> tuple[Account, ...]:
         """All kinds of guarantees against each of some views; of each view once, and what views share once."""
-        missing = []
-        for view in dict.fromkeys(views):
-            if view in self._accounts:
-                continue
-            known = None if self.stored is None else self.stored.find(view, self.kinds, self.system)
-            if known is None:
-                missing.append(view)
-            else:
-                self._accounts[view] = known
+        missing = [view for view in dict.fromkeys(views) if view not in self._accounts]
         self._check_cost(sum(map(self.cost, missing), Cost()), missing)
         each = self._account_for_each(self.system, missing, self.kinds)
         with counted("accounts of adversaries", len(missing)) if len(missing) > 1 else nullcontext():
             for view in missing:
                 with next_counted():
                     self._accounts[view] = next(each)
-                if self.stored is not None:
-                    self.stored.add(self._accounts[view])
         return tuple(self._accounts[view] for view in views)
 
     def cost(self, view: View) -> Cost:

@@ -21,7 +21,6 @@ from sottovoce.ledger.places import Place
 from sottovoce.ledger.spending import DEFAULT, Spending
 from sottovoce.ledger.steps import Place as LedgerPlace
 from sottovoce.ledger.steps import Steps
-from sottovoce.run import run_accountant, stored_accounts
 from sottovoce.run.claim_recomputation import stored_headline_unlike_settings
 from tests.cli.test_schemas import fits
 from tests.federation.clinics import QUICK, Clinics
@@ -165,36 +164,6 @@ def test_who_goes_on_does_not_account_for_the_run_again(tmp_path, kills):
     assert headlines == [headlines[0]] * 3
     files = {name: clinics.run_folder(agreement, name) / "privacy.json" for name in clinics.names}
     assert files["Hill"].read_text() == files["Mercy"].read_text()
-
-
-def test_a_start_that_was_killed_while_it_accounted_leaves_what_it_had_to_the_next(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(stored_accounts, "INTERVAL", 0.0)
-    clinics = Clinics(tmp_path)
-    agreement, other = clinics.agree(rounds=3), clinics.agree(rounds=3)
-    views, before = [], run_accountant.account_for_each
-
-    def counted(system, adversaries, **settings):
-        accounts = before(system, adversaries, **settings)
-        for view in adversaries:
-            views.append((str(view), system.rounds))
-            if len(views) == killed_at:
-                raise Killed
-            yield next(accounts)
-
-    monkeypatch.setattr(run_accountant, "account_for_each", counted)
-    killed_at = 5
-    with pytest.raises(Killed):
-        accounted_run.account_run(agreement, {})
-    finished, killed_at = {view for view, _ in views[:4] if view.startswith("node:")}, 0
-    assert len(finished) == 4
-    views.clear()
-    resumed = accounted_run.account_run(agreement, {}).privacy
-    assert finished.isdisjoint(view for view, rounds in views if rounds == 3)
-    accounted_run.forget_accounts(agreement, resumed)
-    views.clear()
-    assert accounted_run.account_run(other, {}).privacy == resumed
-    assert finished <= {view for view, rounds in views if rounds == 3}, "of another agreement nothing is taken"
 
 
 @pytest.mark.parametrize("changed", ["edited", "gone", "damaged", "other version"])
