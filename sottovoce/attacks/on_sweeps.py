@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from sottovoce.attacks.registry import MEMBERSHIP_ATTACKS, Attack, names_of
 from sottovoce.errors import InputError
-from sottovoce.run.sweep import SweepRun
-from sottovoce.run.sweep_results import SweepRow
+from sottovoce.run.sweep import SweepRow, SweepRun
 from sottovoce.support.config import Document
 
 if TYPE_CHECKING:
-    from sottovoce.run.callbacks import Progress
+    from sottovoce.support.progress import Progress
 
 
 @dataclass(frozen=True)

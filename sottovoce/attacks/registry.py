@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from sottovoce.privacy.views import View
-    from sottovoce.run.callbacks import Note, Progress
     from sottovoce.run.finished_run import FinishedRun
     from sottovoce.support.config import Document
+    from sottovoce.support.progress import Note, Progress
 
 
 class Option(StrEnum):

@@ -21,8 +21,7 @@ from sottovoce.attacks.registry import (
 )
 from sottovoce.errors import InputError
 from sottovoce.run.finished_run import FinishedRun, open_run
-from sottovoce.run.layout import RunFiles
-from sottovoce.run.private_facts import read_private_facts
+from sottovoce.run.layout import RunFiles, read_private_facts
 from sottovoce.support.auditor_key import is_signed, sign
 from sottovoce.support.config import Document
 from sottovoce.support.threads import threads

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from sottovoce.attacks.candidate_losses import LARGEST_LOSS, Candidates, LossSeries, candidates_of, loss_series
 from sottovoce.errors import InputError
-from sottovoce.run.callbacks import Note, Progress
 from sottovoce.run.finished_run import FinishedRun
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.recording import Messages
 from sottovoce.run.rerun import load_or_compute, open_run_once, record_rerun, with_other_rows
 from sottovoce.support.files import Arrays
 from sottovoce.support.json_numbers import JSON
+from sottovoce.support.progress import Note, Progress
 
 Array = NDArray[np.float64]
 

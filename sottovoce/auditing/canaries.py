@@ -27,13 +27,13 @@ from sottovoce.auditing.one_run import audit_one_run
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.guarantee import Kind
 from sottovoce.privacy.views import node_numbers
-from sottovoce.run.callbacks import Note, Progress
 from sottovoce.run.finished_run import FinishedRun
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.rerun import load_or_compute, open_run_once, record_rerun, with_other_rows
 from sottovoce.support.config import RecordingSettings
 from sottovoce.support.files import Arrays
+from sottovoce.support.progress import Note, Progress
 from sottovoce.support.threads import threads
 
 MOST = 100

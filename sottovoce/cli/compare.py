@@ -47,9 +47,8 @@ def compare(
     from sottovoce.report.page import page
     from sottovoce.report.run_figures import run_figures
     from sottovoce.report.trade_off import trade_off
-    from sottovoce.run.final_figures import final_average_text
     from sottovoce.run.layout import RunFiles
-    from sottovoce.run.run_documents import read_runs, unfinished_runs
+    from sottovoce.run.run_documents import final_average_text, read_runs, unfinished_runs
     from sottovoce.support.csv_text import csv_text
     from sottovoce.support.files import check_writable, write_text
 

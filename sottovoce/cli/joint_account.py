@@ -13,7 +13,7 @@ from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
     from sottovoce.core.adjacency import Adjacency, Change
-    from sottovoce.run.joint_account import JointAccount, JointFigure
+    from sottovoce.run.accounts_of_runs import JointAccount, JointFigure
 
 
 def answer_for_runs(runs: list[Path], setting: Setting, data: Path | None, as_json: bool) -> None:
@@ -21,7 +21,7 @@ def answer_for_runs(runs: list[Path], setting: Setting, data: Path | None, as_js
 
     Of one run, any view can be asked about.
     """
-    from sottovoce.run.joint_account import joint_account
+    from sottovoce.run.accounts_of_runs import joint_account
 
     given = Setting(view=setting.view, delta=setting.delta)
     if len(runs) == 1 and setting.view != "everyone":
@@ -47,7 +47,7 @@ def answer_for_runs(runs: list[Path], setting: Setting, data: Path | None, as_js
 def _answer_for_view(folder: Path, setting: Setting, data: Path | None, as_json: bool) -> None:
     """Print the account of one view of a run, by the run's own settings and, unless another is given, its delta."""
     from sottovoce.privacy.assumptions import CHANGED_RECORD
-    from sottovoce.run.asked_view import ask_about_run
+    from sottovoce.run.accounts_of_runs import ask_about_run
     from sottovoce.run.privacy_report import listed, sigma_of
 
     with show_elapsed(f"accounting for {setting.view}"):

@@ -296,7 +296,7 @@ def _resuming_line(agreement: Path, given: Mapping[str, object]) -> str:
 
 def _result_table(result: "Document", alone: Mapping[str, str]) -> Table:
     from sottovoce.report.wording import heard_text, sums_text
-    from sottovoce.run.sweep_results import metric_of
+    from sottovoce.run.run_documents import metric_of
 
     last, headline = result["metrics"], result["headline"]
     metric = metric_of(last)

@@ -226,7 +226,7 @@ class _Rows:
 
 def _question_of_file(file: Path, data: Path | None, epsilon: float | None, context: typer.Context) -> "Question":
     """What a run file asks; options that it says itself are refused beside it."""
-    from sottovoce.run.planned_question import planned_question
+    from sottovoce.run.build import planned_question
     from sottovoce.run.sweep import expand_sweep
     from sottovoce.support.config import read_settings_file
 

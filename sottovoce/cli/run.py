@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from sottovoce.run.privacy_document import PrivacyDocument
     from sottovoce.run.run_documents import RunDocuments
     from sottovoce.run.run_ledger import LedgerFile
-    from sottovoce.run.sweep import SweepRun
-    from sottovoce.run.sweep_results import SweepRow
+    from sottovoce.run.sweep import SweepRow, SweepRun
     from sottovoce.support.config import Document, Experiment
 
 BEFORE = "starting"
@@ -334,9 +333,9 @@ def _run_in_processes(file: Path, settings: list[str], processes: int, timeout: 
 def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution, baselines: bool) -> None:
     """Carry out all runs, write the page of results, and print its table."""
     from sottovoce.report.sweep_report import write_results
-    from sottovoce.run.final_figures import final_average_text
     from sottovoce.run.parallel import run_experiments
-    from sottovoce.run.sweep_results import sweep_rows
+    from sottovoce.run.run_documents import final_average_text
+    from sottovoce.run.sweep import sweep_rows
 
     name, about = plan.name, plan.runs[0].experiment.about
     before = _finished([run.experiment for run in plan.runs], how.out)
@@ -372,7 +371,7 @@ def _facts(result: "Document", run: "RunDocuments") -> Table:
     """The result of one run, with the same final figures as in `sotto compare`."""
     from sottovoce.privacy.guarantee import PrivacyFigure
     from sottovoce.report.wording import baseline_rows, noise_text, scores_text
-    from sottovoce.run.final_figures import final_average_text
+    from sottovoce.run.run_documents import final_average_text
 
     last, metric, settings = result["metrics"], run.metric, run.experiment
     final = {figure: run.final_metric(figure) for figure in ("average", "mean", "min", "max")}

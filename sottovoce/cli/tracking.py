@@ -11,8 +11,8 @@ from sottovoce.cli.output import print_note
 
 if TYPE_CHECKING:
     from sottovoce.report.tracking import Tracker
-    from sottovoce.run.callbacks import Progress
     from sottovoce.run.run_documents import RunDocuments
+    from sottovoce.support.progress import Progress
 
 Track = Annotated[
     list[str] | None,

@@ -20,13 +20,12 @@ from sottovoce.attacks.run_attacks import attack_unless_stored, own_result, run_
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.report.pairwise_leakage import FigureKind, pairwise_leakage
 from sottovoce.report.picture_gallery import stored_pictures
-from sottovoce.run.build_topology import topology_of
 from sottovoce.run.finished_run import open_run
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.parallel import map_in_processes, run_experiments
 from sottovoce.run.privacy_document import PrivacyDocument
-from sottovoce.run.sweep import SweepRun, expand_sweep
-from sottovoce.run.sweep_results import FinishedSweepRun
+from sottovoce.run.protocol import topology_of
+from sottovoce.run.sweep import FinishedSweepRun, SweepRun, expand_sweep
 from sottovoce.support.config import Document, apply_overrides, read_settings_file
 from sottovoce.support.files import check_folder
 from sottovoce.support.json_numbers import to_json

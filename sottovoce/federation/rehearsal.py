@@ -39,7 +39,7 @@ from sottovoce.federation.member_status import last_attendance
 from sottovoce.learning.table_files import find_table
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
-from sottovoce.run.sweep_results import metric_of
+from sottovoce.run.run_documents import metric_of
 from sottovoce.support.config import Document, read_settings_file
 from sottovoce.support.files import write_text
 from sottovoce.support.limits import limits_are_lifted

@@ -18,6 +18,7 @@ from sottovoce.learning.datasets import Dataset
 from sottovoce.learning.lazy_rows import Examples, Floats
 from sottovoce.learning.partitioning import NodeData, Partition, Rows, Sizes
 from sottovoce.learning.tables import Table
+from sottovoce.support.config import DataSettings
 
 OF_ITS_OWN = "tables"
 """The partition in which every node holds the table of its name."""
@@ -26,6 +27,11 @@ NAMES_A_TABLE = "table:"
 """How settings name a table of the user's own, or a folder of them."""
 
 SCALED = "numbers are scaled by the public ranges of their columns, and clipped to them"
+
+
+def is_folder_of_tables(data: DataSettings) -> bool:
+    """Whether every node has a table of its own, in a folder that the settings name."""
+    return data.name.startswith(NAMES_A_TABLE) and data.partition == OF_ITS_OWN
 
 
 def table_dataset(table: Table, columns: Columns, name: str, seed: int) -> Dataset:

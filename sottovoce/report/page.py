@@ -31,10 +31,8 @@ from sottovoce.report.run_labels import RunLabel, run_labels
 from sottovoce.report.run_summary import run_summary
 from sottovoce.report.trade_off import trade_off
 from sottovoce.report.wording import KINDS
-from sottovoce.run.final_figures import final_rounds_text
 from sottovoce.run.layout import RunFiles
-from sottovoce.run.run_documents import RunDocuments, read_runs, unfinished_runs
-from sottovoce.run.sweep_results import LESS_IS_BETTER
+from sottovoce.run.run_documents import LESS_IS_BETTER, RunDocuments, final_rounds_text, read_runs, unfinished_runs
 from sottovoce.support.config import Document
 from sottovoce.support.files import check_writable, write_text
 from sottovoce.support.json_numbers import from_json

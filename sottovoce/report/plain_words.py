@@ -17,10 +17,8 @@ from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.rounding import round_up
 from sottovoce.report.rounding import percent
 from sottovoce.report.wording import adversary, not_covered
-from sottovoce.run.final_figures import final_average_text
 from sottovoce.run.privacy_document import PrivacyDocument
-from sottovoce.run.run_documents import RunDocuments
-from sottovoce.run.sweep_results import LESS_IS_BETTER
+from sottovoce.run.run_documents import LESS_IS_BETTER, RunDocuments, final_average_text
 from sottovoce.support.config import Document
 
 TASKS = {"accuracy": "test accuracy", "rmse": "root mean square error"}

@@ -30,8 +30,8 @@ from sottovoce.report.wording import (
     scores_text,
     sums_text,
 )
-from sottovoce.run.build_topology import topology_of
 from sottovoce.run.privacy_document import PrivacyDocument
+from sottovoce.run.protocol import topology_of
 from sottovoce.run.run_documents import RunDocuments, damaged_run
 from sottovoce.support.config import Document, Experiment
 

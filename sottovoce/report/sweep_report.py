@@ -13,9 +13,8 @@ from sottovoce.privacy.rounding import round_up
 from sottovoce.report.figure_files import write_figures
 from sottovoce.report.figures import Figure, Line, line_chart
 from sottovoce.report.rounding import deviation_text
-from sottovoce.run.final_figures import final_rounds_text
-from sottovoce.run.sweep import last_word
-from sottovoce.run.sweep_results import LESS_IS_BETTER, FinishedSweepRun, SweepRow, sweep_rows
+from sottovoce.run.run_documents import LESS_IS_BETTER, final_rounds_text
+from sottovoce.run.sweep import FinishedSweepRun, SweepRow, last_word, sweep_rows
 from sottovoce.support.config import About, Document
 from sottovoce.support.csv_text import csv_text
 from sottovoce.support.files import write_text

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from sottovoce.attacks.registry import PageFigure, page_attacks
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.report.rounding import finite
-from sottovoce.run.run_documents import RunDocuments, damaged_run
-from sottovoce.run.sweep_results import LESS_IS_BETTER
+from sottovoce.run.run_documents import LESS_IS_BETTER, RunDocuments, damaged_run
 from sottovoce.support.config import Document
 from sottovoce.support.json_numbers import to_json
 

@@ -1,4 +1,7 @@
-"""From settings to a training run: data, model, algorithm and noise. A sweep loads each data set once."""
+"""From settings to a training run: data, model, algorithm and noise; and to the question that a plan answers.
+
+A sweep loads each data set once.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +17,26 @@ from sottovoce.core.noise import PerNode
 from sottovoce.core.noise_key import public_seed
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
-from sottovoce.learning.datasets import Dataset, folder_of
+from sottovoce.learning.columns import Columns, read_columns
+from sottovoce.learning.datasets import FOLDER, Dataset, folder_of, user_file
 from sottovoce.learning.own_code import find_dataset, find_model
 from sottovoce.learning.partitioning import NodeData, partition
-from sottovoce.learning.table_data import NAMES_A_TABLE, OF_ITS_OWN
-from sottovoce.learning.tables import Table
-from sottovoce.learning.tasks import Gradients, task
-from sottovoce.privacy.calibration import with_sigma
-from sottovoce.run.build_algorithm import build_algorithm, check_algorithm, local_step_size
-from sottovoce.run.build_tables import (
-    check_no_columns,
+from sottovoce.learning.table_data import (
+    NAMES_A_TABLE,
+    OF_ITS_OWN,
     is_folder_of_tables,
-    named_after_tables,
-    read_table_dataset,
-    tables_of_nodes,
-    with_table_facts,
+    join_tables,
+    table_dataset,
+    training_rows,
 )
-from sottovoce.run.build_topology import topology_of
-from sottovoce.run.calibrate_run import calibrate_run
+from sottovoce.learning.table_files import find_table, read_cells, tables_in
+from sottovoce.learning.tables import Table, read_table
+from sottovoce.learning.tasks import Gradients, task
+from sottovoce.planning.question import Question
+from sottovoce.privacy.calibration import with_sigma
 from sottovoce.run.noise_key_file import named_source
-from sottovoce.run.run_accountant import RunAccountant
+from sottovoce.run.protocol import build_algorithm, check_algorithm, local_step_size, topology_of
+from sottovoce.run.run_accountant import RunAccountant, calibrate_run
 from sottovoce.run.training_run import TrainingRun, prepare_run
 from sottovoce.support.config import DataSettings, Experiment
 from sottovoce.support.own_code import is_code
@@ -155,3 +158,153 @@ _cached_dataset = lru_cache(maxsize=2)(_read_dataset)
 def forget_data() -> None:
     """Empty the cache of data sets: ranks keep the rows of their own nodes."""
     _cached_dataset.cache_clear()
+
+
+def with_table_facts(experiment: Experiment, folder: Path | None) -> Experiment:
+    """Settings that say in themselves what tables hold: the columns, and how many rows of each node are trained on.
+
+    So whoever has them can account for the run, and use its model, without a file. Numbers of rows are public.
+    """
+    data = experiment.data
+    if not data.name.startswith(NAMES_A_TABLE):
+        return experiment
+    place, facts = _place(data, folder_of(folder)), {}
+    if not isinstance(data.columns, dict):
+        found = read_columns(data.columns, place.parent, "data")
+        facts["columns"] = found.model_dump(mode="json", exclude_defaults=True)
+    if is_folder_of_tables(data) and data.shards is None:
+        facts["shards"] = {
+            name: training_rows(str(path), _count_rows(path)) for name, path in tables_in(_folder(place)).items()
+        }
+    return experiment.model_copy(update={"data": data.model_copy(update=facts)}) if facts else experiment
+
+
+def named_after_tables(experiment: Experiment, net: Topology, folder: Path | None) -> Topology:
+    """The topology with nodes that are called like their tables, where its graph has no names of its own."""
+    shards = experiment.data.shards
+    if not is_folder_of_tables(experiment.data) or shards is None or net.names is not None or net.graph is None:
+        return net
+    if len(shards) != net.n:
+        raise InputError(
+            f"{len(shards)} tables for the {net.n} nodes of {experiment.topology.graph}", "every node has one table",
+            "change topology.graph",
+        )  # fmt: skip
+    return topology_of(experiment, folder, replace(net.graph, labels=tuple(sorted(shards))))
+
+
+def _place(data: DataSettings, folder: Path | None) -> Path:
+    return user_file(data.name.removeprefix(NAMES_A_TABLE), folder)
+
+
+def _folder(place: Path) -> Path:
+    if not place.is_dir():
+        raise InputError(
+            f"{place} is not a folder", 'with partition = "tables" every node has a table there', "check data.name"
+        )
+    return place
+
+
+def _count_rows(path: Path) -> int:
+    return len(next(iter(read_cells(path).values())))
+
+
+def read_table_dataset(data: DataSettings, folder: Path | None) -> Dataset:
+    """The data set of `table:FILE`, to be partitioned; the file of its columns is looked for beside it."""
+    if data.shards is not None:
+        raise InputError(f"data.shards with {data.name}", "it is for nodes that have a table each", "leave it out")
+    path = _place(data, folder)
+    if path.is_dir():
+        raise InputError(
+            f"{path} is a folder",
+            "if data.name is a folder, every node has the table of its name",
+            'write partition = "tables"',
+        )
+    columns = read_columns(data.columns, path.parent, "data")
+    return table_dataset(read_table(path, columns), columns, path.stem, data.seed or 0)
+
+
+def tables_of_nodes(
+    data: DataSettings,
+    names: tuple[str, ...] | None,
+    folder: Path | None,
+    tables: Mapping[str, Table] | None,
+    seed: int,
+) -> NodeData:
+    """A table of its own for every node: those given, or those in the folder, one file a node."""
+    if data.partition != OF_ITS_OWN or data.rows is not None:
+        raise InputError(
+            "data.name = tables with another partition, or with rows", "every node has a table of its own",
+            "write partition = \"tables\", and data.shards for the rows of each node",
+        )  # fmt: skip
+    shards = _checked_shards(data, names)
+    where = _place(data, folder) if is_folder_of_tables(data) else folder
+    columns = read_columns(data.columns, where or Path(), "data")
+    if tables is None:
+        tables = _read_tables(where, shards, columns)
+    return join_tables(columns, shards, tables, seed)
+
+
+def _checked_shards(data: DataSettings, names: tuple[str, ...] | None) -> dict[str, int]:
+    """The declared rows of each node, in the order of nodes."""
+    if names is None or data.shards is None:
+        raise InputError(
+            f"data.name = {data.name} without the rows of each node",
+            "every node has a table of its own, and declared rows",
+            "name the nodes (topology.graph = edges:Hill--Mercy), and give data.shards for each name",
+        )
+    odd = next((name for name in (*names, *data.shards) if (name in names) != (name in data.shards)), None)
+    if odd is not None:
+        known = f"nodes are {', '.join(names[:8])}{', ...' if names[8:] else ''}"
+        what = f"no table or rows for node {odd!r:.60}" if odd in names else f"{odd!r:.60} is no node of the graph"
+        raise InputError(f"{data.name}: {what}", known, "give every node the table of its name")
+    few = next((name for name, rows in data.shards.items() if rows < 1), None)
+    if few is not None:
+        raise InputError(f"data.shards.{few} = {data.shards[few]}", "every node has at least one row", "correct it")
+    return {name: data.shards[name] for name in names}
+
+
+def _read_tables(folder: Path | None, names: Mapping[str, int], columns: Columns) -> dict[str, Table]:
+    if folder is None:
+        raise InputError(
+            "data.name = tables and no folder", f"it holds a table for each node, such as {next(iter(names))}.csv",
+            f"give --data DIR or set {FOLDER}",
+        )  # fmt: skip
+    return {name: read_table(find_table(folder, name), columns) for name in names}
+
+
+def check_no_columns(data: DataSettings) -> None:
+    """Refuse settings that are about tables, where the data is something else."""
+    for key in ("columns", "shards"):
+        if getattr(data, key) is not None:
+            raise InputError(f"data.{key} with {data.name}", "it is only for tables", "leave it out")
+
+
+def planned_question(experiment: Experiment, data: Path | None = None, epsilon: float | None = None) -> Question:
+    """The question whose answer says which algorithm suits a run; `epsilon` where its settings have no target.
+
+    Of the rows only their numbers are used, which are public. Gradients are clipped per example to norm one, as in
+    every plan.
+    """
+    target = experiment.privacy.epsilon if epsilon is None else epsilon
+    if target is None:
+        raise InputError(f"{experiment.name} without a target", "a plan needs a target", "add --epsilon 4, for example")
+    changing = next((key for key in ("fresh", "random_edges", "dropout") if getattr(experiment.topology, key)), None)
+    if changing is not None:
+        raise InputError(f"topology.{changing} in a plan", "a plan needs a graph that does not change", "leave it out")
+    experiment = with_table_facts(experiment, data)
+    net = named_after_tables(experiment, topology_of(experiment, data), data)
+    assert net.graph is not None
+    found, training, privacy = node_data(experiment, net, folder_of(data)), experiment.training, experiment.privacy
+    built = find_model(experiment.model.name, found.dataset, **experiment.model.settings)
+    return Question(
+        graph=net.graph, rounds=training.rounds, epsilon=target, delta=privacy.delta, dimension=built.layout.size,
+        records=tuple(len(rows) for rows in found.shards.indices), view=privacy.view,
+        final_models=privacy.and_final_models, adjacency=privacy.adjacency,
+        participation=_participation(training.batch), weights=experiment.topology.weights,
+        colluders=privacy.colluders or 1, weigh_nodes=training.weigh_nodes,
+    )  # fmt: skip
+
+
+def _participation(batch: str) -> str:
+    """How records take part where they come in such batches, as plans call it."""
+    return "every" if batch == "full" else batch.removeprefix("cycle:")

@@ -37,11 +37,8 @@ from sottovoce.core.transport import Transport
 from sottovoce.distributed.coordinator import Coordinator, SingleProcess
 from sottovoce.errors import InputError
 from sottovoce.privacy.composition import Loss
-from sottovoce.run.build import build_accountant, forget_data
-from sottovoce.run.build_tables import with_table_facts
-from sottovoce.run.callbacks import Progress, RoundCallback, call_all
-from sottovoce.run.checkpoint import Checkpoint, load, save
-from sottovoce.run.checkpoint_schedule import Action, CheckpointSchedule
+from sottovoce.run.build import build_accountant, forget_data, with_table_facts
+from sottovoce.run.checkpoint import Action, Checkpoint, CheckpointSchedule, load, save
 from sottovoce.run.claim_consistency import contradictions, result_contradictions
 from sottovoce.run.claim_recomputation import headline_unlike_settings
 from sottovoce.run.fingerprint import (
@@ -53,13 +50,12 @@ from sottovoce.run.fingerprint import (
     public_fingerprint,
     versions,
 )
-from sottovoce.run.layout import RunFiles
+from sottovoce.run.layout import PrivateFacts, RunFiles, read_private_facts, write_private_facts
 from sottovoce.run.lock import check_token, locked, make_folder, write_token, writing_into_run
 from sottovoce.run.metrics import Measurement, average_model
 from sottovoce.run.noise_key_file import planned_source, public_settings, read_noise_key, write_noise_key
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.privacy_report import report_wanted
-from sottovoce.run.private_facts import PrivateFacts, read_private_facts, write_private_facts
 from sottovoce.run.recorded_inputs import record_graph
 from sottovoce.run.recording import recorder_in, remove_recordings_after
 from sottovoce.run.run_accountant import RunAccountant
@@ -72,13 +68,13 @@ from sottovoce.run.run_ledger import (
     run_identity,
 )
 from sottovoce.run.simulation import measured_rounds
-from sottovoce.run.training_run import RunState, TrainingRun
+from sottovoce.run.training_run import RoundCallback, RunState, TrainingRun, call_all
 from sottovoce.support.config import Document, Experiment, first_difference, parse_experiment
 from sottovoce.support.files import open_to_append, sweep_parts, write
 from sottovoce.support.json_numbers import to_json
 from sottovoce.support.limits import Cost, check_cost
 from sottovoce.support.processes import Terminated
-from sottovoce.support.progress import report_stage
+from sottovoce.support.progress import Progress, report_stage
 from sottovoce.support.regular_files import read_bytes
 from sottovoce.support.threads import threads
 

@@ -7,7 +7,7 @@ Nothing in a folder is trusted: files are read only where they are regular files
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -215,3 +215,30 @@ def _damaged(path: Path, what: str) -> InputError:
     return InputError(
         f"{path}: damaged: {what}", "sotto does not write such a file", "restore it, or remove the run's folder"
     )
+
+
+@dataclass(frozen=True)
+class PrivateFacts:
+    """`private.json`: what depends on the data itself, so that pages, logs and comparisons never read it.
+
+    The fingerprint of the run with its data, and how many gradients were left out because they were not finite.
+    The count is None until the run ends. `in_ledger` says whether the run is entered in a ledger.
+    """
+
+    fingerprint: str
+    nonfinite: int | None = None
+    in_ledger: bool = False
+
+
+def write_private_facts(files: RunFiles, facts: PrivateFacts) -> None:
+    """Write `private.json`, for its owner alone."""
+    warning = "Do not hand this file on: it depends on the data itself, and no privacy figure covers it."
+    files.write_document(files.private, {"private": warning, **asdict(facts)})
+
+
+def read_private_facts(files: RunFiles) -> PrivateFacts | None:
+    """What `private.json` holds; None where it is not there."""
+    document = files.document(files.private)
+    if document is None:
+        return None
+    return PrivateFacts(document["fingerprint"], document["nonfinite"], document["in_ledger"])

@@ -17,15 +17,14 @@ from pickle import PicklingError
 from typing import Any, Generic, TypeVar
 
 from sottovoce.errors import Diverged, SottovoceError
-from sottovoce.run.callbacks import Progress
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.layout import RunFiles
-from sottovoce.run.sweep import SweepRun
-from sottovoce.run.sweep_results import FinishedSweepRun
+from sottovoce.run.sweep import FinishedSweepRun, SweepRun
 from sottovoce.support.config import Document, Experiment
 from sottovoce.support.limits import limits_are_lifted, limits_lifted
 from sottovoce.support.own_code import code_folder, code_from, raised_in_own_code
 from sottovoce.support.processes import STOPPING_SIGNALS, end_with_parent, signals_blocked, unblock_signals
+from sottovoce.support.progress import Progress
 from sottovoce.support.threads import WORKERS
 
 Item = TypeVar("Item")

@@ -22,7 +22,6 @@ from torch import Tensor
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.errors import InputError
 from sottovoce.learning.lazy_rows import Examples
-from sottovoce.run.callbacks import Note, Progress
 from sottovoce.run.finished_run import FinishedRun, open_run
 from sottovoce.run.lock import make_folder
 from sottovoce.run.parallel import map_in_processes
@@ -32,6 +31,7 @@ from sottovoce.support.auditor_key import is_signed, sign
 from sottovoce.support.config import RecordingSettings
 from sottovoce.support.files import Arrays, check_no_link, read_checked_npz, write_bytes, write_npz, write_text
 from sottovoce.support.json_numbers import JSON
+from sottovoce.support.progress import Note, Progress
 from sottovoce.support.regular_files import read_bytes
 from sottovoce.support.threads import WORKERS, threads
 

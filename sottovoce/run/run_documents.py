@@ -1,25 +1,35 @@
 """What finished runs left behind, read from their folders: settings, guarantees, measurements, attacks and audits.
 
 Reading needs no torch. `finished_run` opens a run again to work with its data and its algorithm.
+
+What a run came to are its figures after the last round, the same in every table, plot and comparison.
+`metrics.final_rounds` asks for the mean over several last rounds instead; then words beside the figures say so.
+
+>>> lines = [{"round": at, "loss": at / 100} for at in (0, 80, 90, 100)]
+>>> final_mean(lines, None, lambda line: line["loss"]), final_mean(lines, 20, lambda line: line["loss"])
+(1.0, 0.95)
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+
 from sottovoce.core.graphs import Graph
 from sottovoce.errors import InputError
-from sottovoce.run.final_figures import final_mean
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.recorded_inputs import recorded_graph
-from sottovoce.run.sweep_results import METRICS, metric_of
 from sottovoce.support.config import Document, Experiment, merge, parse_experiment
+
+LESS_IS_BETTER = ("rmse",)
+METRICS = ("accuracy", *LESS_IS_BETTER)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +65,11 @@ class RunDocuments:
         """The same run, with somebody whom its readers can ask."""
         settings = merge(self.experiment.document(), {"about": {"contact": contact}})
         return replace(self, experiment=parse_experiment(settings, "--contact"))
+
+
+def metric_of(line: Document) -> str:
+    """The name of the metric in a line of metrics."""
+    return "accuracy" if "accuracy" in line else "rmse"
 
 
 def read_runs(paths: Iterable[Path]) -> list[RunDocuments]:
@@ -137,3 +152,33 @@ def _check_lines(files: RunFiles, lines: Sequence[Document], rounds: int) -> Non
             f"{files.metrics}: rounds {measured[0]} to {measured[-1]}", f"the run has {rounds}, measured one by one",
             "restore the file, or run it again",
         )  # fmt: skip
+
+
+def final_mean(lines: Sequence[Document], final_rounds: int | None, pick: Callable[[Document], float]) -> float:
+    """A figure after the last round of a run, or its mean over the measurements in the last `final_rounds`."""
+    return float(np.mean([pick(line) for line in final_lines(lines, final_rounds)]))
+
+
+def final_lines(lines: Sequence[Document], final_rounds: int | None) -> list[Document]:
+    """The lines of metrics of the last round, or of the last `final_rounds`; never that of the start."""
+    end = lines[-1]["round"]
+    return [line for line in lines if line["round"] > max(0, end - (final_rounds or 1))] or [lines[-1]]
+
+
+AFTER_THE_LAST = "after the last round"
+
+
+def final_rounds_text(settings: Iterable[int | None]) -> str:
+    """When final figures are taken, for runs with these values of `metrics.final_rounds`.
+
+    >>> final_rounds_text([50, 50]), final_rounds_text([None, 1])
+    ('mean over the last 50 rounds', 'after the last round')
+    """
+    found = [AFTER_THE_LAST if (rounds or 1) == 1 else f"mean over the last {rounds} rounds" for rounds in settings]
+    return " or ".join(dict.fromkeys(found))
+
+
+def final_average_text(settings: Iterable[int | None]) -> str:
+    """`final_rounds_text` where a figure is a mean over rounds; empty where all are simply after the last round."""
+    text = final_rounds_text(settings)
+    return "" if text == AFTER_THE_LAST else text

@@ -36,12 +36,11 @@ from sottovoce.distributed.coordinator import Coordinator
 from sottovoce.errors import InputError
 from sottovoce.learning.tasks import Gradients, Task
 from sottovoce.privacy.rounding import round_up
-from sottovoce.run.calibrate_run import calibrate_run
-from sottovoce.run.callbacks import RoundCallback, call_all
 from sottovoce.run.metrics import Measurement, is_measured, measure
 from sottovoce.run.privacy_report import PrivacyReport, report_privacy
 from sottovoce.run.recording import Messages, Recorder
-from sottovoce.run.training_run import RunState, TrainingRun, prepare_run
+from sottovoce.run.run_accountant import calibrate_run
+from sottovoce.run.training_run import RoundCallback, RunState, TrainingRun, call_all, prepare_run
 from sottovoce.support.config import RecordingSettings
 from sottovoce.support.notebook_html import html_table
 from sottovoce.support.threads import threads as torch_threads

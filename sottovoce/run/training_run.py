@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -44,6 +44,21 @@ class RunState(NamedTuple):
     sent: Traffic
     nonfinite: int
     wire_bytes: int = 0
+
+
+RoundCallback: TypeAlias = Callable[[PlayedRound, RunState], None]
+"""Called after each round with the round as it was played, and where the run stands after it."""
+
+
+def call_all(*callbacks: RoundCallback | None) -> RoundCallback:
+    """One callback that calls all of these that are given, in turn."""
+
+    def call(played: PlayedRound, state: RunState) -> None:
+        for callback in callbacks:
+            if callback is not None:
+                callback(played, state)
+
+    return call
 
 
 @dataclass(frozen=True, eq=False)

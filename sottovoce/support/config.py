@@ -326,7 +326,7 @@ def set_key(document: Document, path: Sequence[str], value: object) -> Document:
 def parse_experiment(document: Document, where: str = "") -> Experiment:
     """Check all keys and values; `where` names the file in messages.
 
-    `run.build_algorithm` checks the settings of the algorithm, `learning.models` those of the model.
+    `run.protocol` checks the settings of the algorithm, `learning.models` those of the model.
     """
     found = parse_section(Experiment, document, where)
     if found.noise == "secret" and found.noise_key is not None:

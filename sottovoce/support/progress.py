@@ -63,6 +63,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+Progress = Callable[[int, int], None]
+"""`progress(done, total)`: how far it is."""
+
+Note = Callable[[str], None]
+"""`note(line)`: something that whoever started it should know."""
+
 Listener = Callable[[str, float, int], None]
 """Called with what is done, how much of it, and how much there is: 0 where nobody knows."""
 

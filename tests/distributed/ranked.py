@@ -18,7 +18,7 @@ from sottovoce.core.noise_key import NoiseKey
 from sottovoce.distributed.communication import Communicator, PendingExchange
 from sottovoce.distributed.ranks import join_ranks
 from sottovoce.errors import Diverged, SottovoceError
-from sottovoce.run import checkpoint, checkpoint_schedule, fingerprint
+from sottovoce.run import checkpoint, fingerprint
 from sottovoce.run.build import build_run
 from sottovoce.run.execute import run_experiment
 from sottovoce.support.config import parse_experiment
@@ -200,7 +200,7 @@ class Hang(Count):
 def rank_until(fault, victim, told, document, place, timeout):
     """One rank of a run of which the victim meets a fault; exits 1 where a rank is lost to it, 2 where one refused."""
     os.environ |= told
-    checkpoint_schedule.WRITING_TIMES = 0
+    checkpoint.WRITING_TIMES = 0
     if int(told["RANK"]) == victim:
         FAULTS[fault]()
     with join_ranks(timeout) as ranks:

@@ -13,7 +13,7 @@ import pytest
 
 from sottovoce.cli.app import explained
 from sottovoce.distributed import launch
-from sottovoce.run.checkpoint_schedule import Action, CheckpointSchedule
+from sottovoce.run.checkpoint import Action, CheckpointSchedule
 from sottovoce.support.processes import Terminated
 from tests.distributed.test_ranks import contents, models
 from tests.run.test_checkpoint import LONG, saved_at, until

@@ -27,8 +27,8 @@ from sottovoce.privacy import covering_views, views
 from sottovoce.privacy.calibration import with_sigma
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.rounding import round_up
-from sottovoce.run.calibrate_run import calibrate_run
 from sottovoce.run.privacy_report import report_privacy, sigma_of
+from sottovoce.run.run_accountant import calibrate_run
 from sottovoce.run.training_run import prepare_run
 from sottovoce.tracing.policy import trace_possible
 from tests.selection import in_turn

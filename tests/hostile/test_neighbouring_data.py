@@ -30,8 +30,8 @@ from sottovoce.learning.tasks import task
 from sottovoce.privacy import views
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind
 from sottovoce.run import build
-from sottovoce.run.calibrate_run import calibrate_run
 from sottovoce.run.privacy_report import report_privacy, sigma_of
+from sottovoce.run.run_accountant import calibrate_run
 from sottovoce.run.sweep import expand_sweep
 from sottovoce.run.training_run import prepare_run
 from sottovoce.support.config import Experiment, merge

@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from sottovoce.run import checkpoint, checkpoint_schedule, execute
+from sottovoce.run import checkpoint, execute
 from sottovoce.run.layout import RunFiles
 from sottovoce.support.config import merge, parse_experiment
 
@@ -87,7 +87,7 @@ MOMENTS = {
 
 def run_until(moment, place):
     """A run, or the rest of one, that dies at a moment."""
-    checkpoint_schedule.WRITING_TIMES = 0
+    checkpoint.WRITING_TIMES = 0
     MOMENTS[moment]()
     execute.run_experiment(experiment(), Path(place), resume=True)
 
@@ -106,6 +106,6 @@ def run_for(calls, place):
         return inner(*arguments)
 
     inner, execute._lock_folder = execute._lock_folder, lock_folder
-    checkpoint_schedule.WRITING_TIMES = 0
+    checkpoint.WRITING_TIMES = 0
     execute.run_experiment(experiment(), Path(place), resume=True)
     sys.setprofile(None)

@@ -17,7 +17,7 @@ import torch
 from sottovoce import InputError
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.learning.datasets import load as load_data
-from sottovoce.run import build, build_topology, checkpoint, execute, fingerprint
+from sottovoce.run import build, checkpoint, execute, fingerprint, protocol
 from sottovoce.run.checkpoint import Checkpoint, load, save
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.layout import RunFiles
@@ -315,7 +315,7 @@ def test_a_graph_file_that_changed_is_refused(tmp_path, monkeypatch):
             if interrupted and state.rounds == 3:
                 raise KeyboardInterrupt
 
-        build_topology._topology.cache_clear()
+        protocol._topology.cache_clear()
         where = experiment(topology={"graph": f"file:{edges}"})
         return run_experiment(where, tmp_path / "run", resume=True, on_round=on_round)
 

@@ -29,10 +29,9 @@ from sottovoce.privacy.assumptions import AssumptionKind
 from sottovoce.privacy.gaussian_dp import epsilon_of
 from sottovoce.run import attackers as choice
 from sottovoce.run.build import build_run
-from sottovoce.run.calibrate_run import calibrate_run
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.privacy_report import report_privacy
-from sottovoce.run.run_accountant import RunAccountant
+from sottovoce.run.run_accountant import RunAccountant, calibrate_run
 from sottovoce.run.training_run import prepare_run
 from sottovoce.support.config import parse_experiment
 from sottovoce.support.json_numbers import to_json

@@ -10,8 +10,7 @@ from sottovoce import InputError
 from sottovoce.learning.batches import parse_batches
 from sottovoce.privacy.amplification import noise_for
 from sottovoce.privacy.gaussian_dp import mu_of
-from sottovoce.run.build import build_accountant
-from sottovoce.run.planned_question import planned_question
+from sottovoce.run.build import build_accountant, planned_question
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.privacy_report import report_wanted
 from sottovoce.support.config import parse_experiment

@@ -8,8 +8,7 @@ import os
 import pytest
 
 from sottovoce import InputError
-from sottovoce.run.sweep import SweepRun, expand_sweep
-from sottovoce.run.sweep_results import FinishedSweepRun, sweep_rows
+from sottovoce.run.sweep import FinishedSweepRun, SweepRun, expand_sweep, sweep_rows
 from sottovoce.support.config import apply_overrides, parse_experiment, read_settings_file, set_key
 
 SMALL = """
