@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from sottovoce.algorithms.registry import algorithm_specs
 from sottovoce.core.graphs import graph
@@ -43,12 +43,12 @@ def participation_of(rounds: int, batches: int) -> str:
     return "every" if batches == 1 else f"{math.ceil(rounds / batches)}x{batches}"
 
 
-def leak_by_distance(system: LinearSystem, observer: str, scheme: str, kinds: Sequence[Kind]) -> dict[int, Guarantee]:
+def leak_by_distance(system: LinearSystem, observer: str, scheme: str) -> dict[int, Guarantee]:
     """What a node can learn about one record of the worst node at one hop, two and so on, in convex training.
 
     Of several proofs about a node the best counts.
     """
-    seen = account(system, observer, adjacency="record", participation=scheme, convex=True, kinds=kinds)
+    seen = account(system, observer, adjacency="record", participation=scheme, convex=True, kinds=PROVEN)
     best: dict[int | None, Guarantee] = {}
     for one in seen.guarantees:
         best[one.victim] = min(best.get(one.victim, one), one, key=_mu)
@@ -82,7 +82,7 @@ def answer_plan(asked: Mapping[str, str]) -> Document:
     )  # fmt: skip
     entry, system = plan_one(question, asked["algorithm"])
     most = math.inf if entry.covers.colluders == 0 else entry.epsilon(DELTA)  # a single node is among those covered
-    leaks = leak_by_distance(system, str(observer), scheme, PROVEN)
+    leaks = leak_by_distance(system, str(observer), scheme)
     return {
         "sigma": largest(entry.sigma), "average": _root(entry.error_average), "node": _root(entry.error_node),
         "leaks": [[hops, to_json(min(most, one.epsilon(DELTA)))] for hops, one in leaks.items()],

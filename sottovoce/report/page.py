@@ -45,7 +45,7 @@ POINTS = 400
 
 SCRIPTS = (
     "chart.js", "frame.js", "graph.js", "pairs.js", "learning.js", "attacks.js", "trade_offs.js", "guarantees.js",
-    "planner.js", "controls.js",
+    "controls.js",
 )  # fmt: skip
 """In the order in which they need each other; they share one scope."""
 
@@ -88,7 +88,7 @@ def filled_page(template: str, title: str, data: Document, scripts: Sequence[str
 
 
 def asset(name: str) -> str:
-    """A template, style, script or table that pages carry."""
+    """A template, style or script that pages carry."""
     return files("sottovoce.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
@@ -125,7 +125,6 @@ def document(runs: Sequence[RunDocuments], title: str) -> Document:
         ],
         "series": [_average(runs, members) for members in series],
         "pictures": _pictures(runs),
-        "plans": json.loads(asset("plans.json")),
     }
 
 

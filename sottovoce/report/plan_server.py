@@ -11,7 +11,7 @@ import json
 import multiprocessing
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
@@ -20,12 +20,20 @@ from socket import socket
 from urllib.parse import parse_qsl, urlsplit
 
 from sottovoce.errors import InputError, SottovoceError
-from sottovoce.planning.asked_plan import answer_plan
-from sottovoce.report.planner_page import ASKED_AT, planner_page
+from sottovoce.planning.asked_plan import DELTA, answer_plan, planned_algorithms
+from sottovoce.report.page import asset, filled_page
 from sottovoce.support.config import Document
 from sottovoce.support.processes import end_with_parent, signals_blocked
 
 LOOPBACK = "127.0.0.1"
+
+ASKED_AT = "plan"
+"""Where the page sends its questions, beside its own address."""
+
+GRAPHS = ("ring:8", "ring:16", "torus:4x4", "hypercube:4", "complete:8", "complete:16")
+"""Suggested where a graph is asked for."""
+
+SCRIPTS = ("chart.js", "frame.js", "planner.js")
 
 ASKED = ("graph", "algorithm", "batches", "rounds", "epsilon", "records", "parameters", "observer", "colluders")
 
@@ -45,6 +53,14 @@ HEADERS = {
     "Cache-Control": "no-store", "Cross-Origin-Resource-Policy": "same-origin", "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY",
 }  # fmt: skip
+
+
+def planner_page(graphs: Sequence[str]) -> str:
+    """The page as text; `graphs` are offered first."""
+    known = list(dict.fromkeys([*graphs, *GRAPHS]))
+    ask = {"at": ASKED_AT, "graphs": known, "algorithms": planned_algorithms(), "delta": DELTA}
+    data = {"runs": [], "series": [], "colours": [], "ask": ask}
+    return filled_page("planner.html", "Plan a run", data, [asset(name) for name in SCRIPTS])
 
 
 class AccountantProcess:
