@@ -8,7 +8,7 @@ from pathlib import Path
 from sottovoce.attacks.on_sweeps import AttackedRow
 from sottovoce.attacks.registry import MEMBERSHIP_ATTACKS, attack_by_name
 from sottovoce.report.figure_files import write_figures
-from sottovoce.report.figures import Figure, Line, line_chart
+from sottovoce.report.figures import Figure, Line, panels
 from sottovoce.report.rounding import deviation_text
 from sottovoce.report.sweep_report import across, embedded, final_figures_sentence, grid_axis, heading
 from sottovoce.support.config import About, Document
@@ -75,7 +75,7 @@ def charts(attacked: Sequence[AttackedRow]) -> list[Figure]:
     if not rows:
         return []
     name = next(iter(rows[0].found))
-    found = [*_over_grid(rows, name), _over_utility(rows, name), *_over_rounds(rows, name)]
+    found = [*_over_grid(rows, name), *_over_utility(rows, name), *_over_rounds(rows, name)]
     for attack in MEMBERSHIP_ATTACKS:
         found += _over_distance(rows, attack.name) if attack.by_distance else []
     return found
@@ -83,24 +83,25 @@ def charts(attacked: Sequence[AttackedRow]) -> list[Figure]:
 
 def _over_grid(attacked: Sequence[AttackedRow], name: str) -> list[Figure]:
     axis, found = grid_axis([one.row for one in attacked]), {one.row.label: one.found for one in attacked}
-    if len(axis.numbers) < 2:
+    if not axis.key:
         return []
     rows = [one.row for one in attacked]
-    series = across(rows, axis.numbers, lambda row: _mean_and_half(found[row.label][name]["auc"]))
+    series = across(rows, axis, lambda row: _mean_and_half(found[row.label][name]["auc"]))
     title = f"Success of the {name} attack over {axis.name}"
-    return [_figure(f"attack-over-{axis.name}", title, series, axis.name, name, log_x=axis.numbers[0] > 0)]
+    return _figures(f"attack-over-{axis.name}", title, series, axis.name, name, log_x=axis.is_wide)
 
 
-def _over_utility(attacked: Sequence[AttackedRow], name: str) -> Figure:
-    """Points of a variant in the order of its grid."""
-    metric, series = attacked[0].row.metric, []
-    for variant in dict.fromkeys(one.row.variant for one in attacked):
-        own = [one for one in attacked if one.row.variant == variant]
+def _over_utility(attacked: Sequence[AttackedRow], name: str) -> list[Figure]:
+    """Points that differ in the axis of the grid alone are joined, in its order."""
+    metric, series, axis = attacked[0].row.metric, [], grid_axis([one.row for one in attacked])
+    for line in dict.fromkeys(axis.line_of(one.row) for one in attacked):
+        own = [one for one in attacked if axis.line_of(one.row) == line]
+        own.sort(key=lambda one: axis.at(one.row) or 0.0)
         x = [float(one.row.document()["mean_node"]["mean"]) for one in own]
         figures = [_mean_and_half(one.found[name]["auc"]) for one in own]
-        series.append(Line(variant, x, [value for value, _ in figures], [half for _, half in figures]))
+        series.append(Line(line, x, [value for value, _ in figures], [half for _, half in figures]))
     title = f"Success of the {name} attack against test {metric} of nodes"
-    return _figure("attack-trade-off", title, series, f"test {metric} of nodes", name)
+    return _figures("attack-trade-off", title, series, f"test {metric} of nodes", name)
 
 
 def _over_rounds(attacked: Sequence[AttackedRow], name: str) -> list[Figure]:
@@ -109,11 +110,11 @@ def _over_rounds(attacked: Sequence[AttackedRow], name: str) -> list[Figure]:
     for one in attacked:
         if axis.in_the_middle(one.row):
             points = one.found[name]["by_round"]
-            series.append(Line(one.row.variant, [at["round"] for at in points], [at["auc"] for at in points]))
+            series.append(Line(axis.line_of(one.row), [at["round"] for at in points], [at["auc"] for at in points]))
     if not all(line.x for line in series):
         return []
     title = f"Success of the {name} attack over rounds{axis.where}"
-    return [_figure("attack-over-rounds", title, series, "round", name)]
+    return _figures("attack-over-rounds", title, series, "round", name)
 
 
 def _over_distance(attacked: Sequence[AttackedRow], name: str) -> list[Figure]:
@@ -123,16 +124,20 @@ def _over_distance(attacked: Sequence[AttackedRow], name: str) -> list[Figure]:
         if axis.in_the_middle(one.row) and name in one.found:
             points = one.found[name]["by_distance"]
             figures = [_mean_and_half(at["auc"]) for at in points]
-            hops = [at["distance"] for at in points]
-            series.append(Line(one.row.variant, hops, [auc for auc, _ in figures], [half for _, half in figures]))
+            hops, auc, half = (
+                [at["distance"] for at in points],
+                [one for one, _ in figures],
+                [one for _, one in figures],
+            )
+            series.append(Line(axis.line_of(one.row), hops, auc, half))
     if not any(len(line.x) > 1 for line in series):
         return []
     title = f"Success of the {name} attack over hops from the victim{axis.where}"
-    return [_figure("attack-over-distance", title, series, "hops", name)]
+    return _figures("attack-over-distance", title, series, "hops", name)
 
 
-def _figure(stem: str, title: str, series: list[Line], x: str, attack: str, *, log_x: bool = False) -> Figure:
-    return Figure(stem, title, line_chart(series, x=x, y=f"AUC of the {attack} attack", title=title, log_x=log_x))
+def _figures(stem: str, title: str, series: list[Line], x: str, attack: str, *, log_x: bool = False) -> list[Figure]:
+    return panels(stem, title, series, x=x, y=f"AUC of the {attack} attack", log_x=log_x)
 
 
 def _mean_and_half(estimate: Document) -> tuple[float, float]:

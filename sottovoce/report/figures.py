@@ -8,16 +8,24 @@ True
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
+
+import numpy as np
+
+from sottovoce.support.config import Document
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#777777", "#a0522d", "#5b4ea0", "#7a8b00")
 """Distinct for colour-blind readers (after Okabe and Ito), and visible on white and on black."""
 
 DASHES = ("", "6 3", "2 2", "8 2 2 2", "1 3")
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 780, 380, 64, 48, 34
-LEGEND = 250
+LEGEND, LETTER = 250, 6.6
+"""The least width of the legend, and what a letter of it takes."""
+
+PANEL = 10
+"""So many lines differ by colour and dashes; more are drawn in several figures."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,34 @@ class Figure:
     stem: str
     caption: str
     svg: str
+
+
+def over_seeds(
+    runs: Sequence[Sequence[Document]], pick: Callable[[Document], float]
+) -> tuple[list[float], list[float]]:
+    """Of a figure in the lines of metrics of runs with other seeds: mean and sample deviation, line by line."""
+    length = min(map(len, runs))
+    values = np.array([[pick(line) for line in lines[:length]] for lines in runs], dtype=float)
+    spread = values.std(axis=0, ddof=1) if len(runs) > 1 else np.zeros(length)
+    return values.mean(axis=0).tolist(), spread.tolist()
+
+
+def panels(
+    stem: str, caption: str, series: Sequence[Line], *, x: str, y: str, log_x: bool = False, most: float = math.inf
+) -> list[Figure]:
+    """A chart of all series; of more than one can tell apart several, on the same scale. Nothing ends above `most`."""
+    finite = [y + side * wide for one in series for y, wide in _banded(one) for side in (-1, 1)]
+    if not finite:
+        return []
+    parts = [series[at : at + PANEL] for at in range(0, len(series), PANEL)]
+    found = []
+    for number, part in enumerate(parts, 1):
+        which = f" ({number} of {len(parts)})" if len(parts) > 1 else ""
+        drawn = line_chart(
+            part, x=x, y=y, title=caption + which, log_x=log_x, y_range=(min(finite), min(max(finite), most))
+        )
+        found.append(Figure(stem if number == 1 else f"{stem}-{number}", caption + which, drawn))
+    return found
 
 
 @dataclass(frozen=True)
@@ -81,13 +117,16 @@ def line_chart(
 ) -> str:
     """A chart of all series with axes, grid and legend."""
     across = [value for one in series for value in one.x]
+    width = WIDTH + max(0, math.ceil(46 + LETTER * max(len(one.name) for one in series)) - LEGEND)
     up = [value + side * wide for one in series for value, wide in _banded(one) for side in (-1, 1)]
     low, high = y_range or (min(up), max(up))
     margin = 0.05 * (high - low or 1.0)
-    horizontal = Axis(min(across), max(across), LEFT, WIDTH - LEGEND, log_x, all(isinstance(at, int) for at in across))
+    horizontal = Axis(
+        min(across), max(across), LEFT, WIDTH - LEGEND, log_x, all(float(at).is_integer() for at in across)
+    )
     vertical = Axis(low - margin, high + margin, HEIGHT - BOTTOM, TOP)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" font-family="sans-serif" '
         f'font-size="12" fill="#808080" role="img"><title>{escape(title)}</title>',
         f'<text x="{LEFT}" y="18" font-size="14" font-weight="bold">{escape(title)}</text>',
         *_frame(horizontal, vertical, x, y),

@@ -27,7 +27,7 @@ from sottovoce.report.figures import COLOURS
 from sottovoce.report.pairwise_leakage import PAIRS, pairs_shown
 from sottovoce.report.picture_gallery import compared_pictures
 from sottovoce.report.rounding import finite, rounded
-from sottovoce.report.run_labels import RunLabel, run_labels
+from sottovoce.report.run_labels import NOISE_KEYS, labels_of, series_of, settings_key
 from sottovoce.report.run_summary import run_summary
 from sottovoce.report.trade_off import trade_off
 from sottovoce.report.wording import KINDS
@@ -48,9 +48,6 @@ SCRIPTS = (
     "controls.js",
 )  # fmt: skip
 """In the order in which they need each other; they share one scope."""
-
-NOISE_KEYS = ("epsilon", "sigma", "message_sigma")
-"""Settings that tell apart runs with more or less noise."""
 
 
 def write_page(out: Path, runs: Sequence[Path], *, title: str | None = None) -> Path:
@@ -106,7 +103,7 @@ def _inside_script(document: Document) -> str:
 
 def document(runs: Sequence[RunDocuments], title: str) -> Document:
     """The data of the page."""
-    series = _series(runs)
+    series = series_of(runs)
     with_pairs = _with_pairs(runs, series)
     return {
         "title": title,
@@ -121,7 +118,7 @@ def document(runs: Sequence[RunDocuments], title: str) -> Document:
                 "label": str(label),
                 **run_summary(run, pairs=number in with_pairs, without_noise=_without_noise(run, runs)),
             }
-            for number, (label, run) in enumerate(zip(_labels(runs), runs, strict=True))
+            for number, (label, run) in enumerate(zip(labels_of(runs), runs, strict=True))
         ],
         "series": [_average(runs, members) for members in series],
         "pictures": _pictures(runs),
@@ -143,26 +140,10 @@ def _with_pairs(runs: Sequence[RunDocuments], series: Sequence[Sequence[int]]) -
 def _pictures(runs: Sequence[RunDocuments]) -> str | None:
     """What neighbours saw of pictures, as SVG, where a run was attacked whose rows may be seen."""
     (attack,) = page_attacks(PageFigure.PICTURES)
-    labels = [str(label) for label in _labels(runs)]
+    labels = [str(label) for label in labels_of(runs)]
     return compared_pictures({
         label: run.attacks[attack.name] for label, run in zip(labels, runs, strict=True) if attack.name in run.attacks
     })  # fmt: skip
-
-
-# --- runs that differ only by their seed are one series; series that differ only by their noise lie on one curve -----
-
-
-def _settings_key(run: RunDocuments, *, noise: bool) -> str:
-    """The settings that decide a run but for its seed, and without `noise` but for how much noise there is."""
-    settings = run.experiment.document()
-    for key in ("name", "seed", "noise", "noise_key", "record", "machine", "about", "metrics"):
-        settings.pop(key)
-    settings["privacy"].pop("attackers")
-    if not noise:
-        settings["privacy"].pop("epsilon")
-        for key in ("sigma", "message_sigma"):
-            settings["algorithm"].pop(key, None)
-    return json.dumps(settings, sort_keys=True)
 
 
 def _without_noise(run: RunDocuments, runs: Sequence[RunDocuments]) -> RunDocuments | None:
@@ -179,16 +160,9 @@ def _without_noise(run: RunDocuments, runs: Sequence[RunDocuments]) -> RunDocume
     return next(same, None)
 
 
-def _series(runs: Sequence[RunDocuments]) -> list[list[int]]:
-    found: dict[str, list[int]] = {}
-    for number, run in enumerate(runs):
-        found.setdefault(_settings_key(run, noise=True), []).append(number)
-    return list(found.values())
-
-
 def _average(runs: Sequence[RunDocuments], members: Sequence[int]) -> Document:
     """Means over seeds; epsilon and the attack's success are those of the worst seed."""
-    seeds, label = [runs[number] for number in members], _labels(runs)[members[0]]
+    seeds, label = [runs[number] for number in members], labels_of(runs)[members[0]]
     metric, trade_offs = seeds[0].metric, [trade_off(run) for run in seeds]
     length = min(len(run.lines) for run in seeds)
     shown = np.unique(np.linspace(0, length - 1, min(length, POINTS)).round().astype(int)).tolist()
@@ -198,7 +172,7 @@ def _average(runs: Sequence[RunDocuments], members: Sequence[int]) -> Document:
     strongest = max(attacks, key=lambda attack: attack.value, default=None)
     return {
         "name": label.without("seed") if len(seeds) > 1 else str(label),
-        "curve": _settings_key(seeds[0], noise=False),
+        "curve": settings_key(seeds[0], noise=False),
         "curve_name": label.without("seed", *NOISE_KEYS),
         "runs": list(members),
         "round": [line["round"] for line in lines[0]],
@@ -220,7 +194,3 @@ def _most_spent(lines: Sequence[Document]) -> float | str | None:
     """The epsilon that had been spent when a round was measured, of the worst seed; None where none is proven."""
     found = [line["epsilon"] for line in lines]
     return None if None in found else rounded(max(from_json(one["spent"]) for one in found))
-
-
-def _labels(runs: Sequence[RunDocuments]) -> list[RunLabel]:
-    return run_labels([run.name for run in runs], [run.privacy.algorithm for run in runs])

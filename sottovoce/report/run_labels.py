@@ -1,4 +1,4 @@
-"""What runs are called on a page: what they differ in, as a reader would say it.
+"""What runs are called on pages and in figures, what they differ in, and which of them are one but for their seed.
 
 >>> names = ["study/mafalda,epsilon=10.0,seed=0", "study/mafalda,epsilon=3.0,seed=0", "study/d-psgd,seed=0"]
 >>> labels = run_labels(names, ["mafalda", "mafalda", "d-psgd"])
@@ -12,11 +12,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sottovoce.algorithms.registry import algorithm_specs
+from sottovoce.run.run_documents import RunDocuments
+
+NOISE_KEYS = ("epsilon", "sigma", "message_sigma")
+"""Settings that tell apart runs with more or less noise."""
 
 SYMBOLS = {"epsilon": "ε", "sigma": "σ", "delta": "δ"}
 SWEPT = re.compile(r"(?:[^=,]+,)?[a-z_]+=[^=,]+(?:,[a-z_]+=[^=,]+)*")
@@ -65,3 +70,29 @@ def _variant(words: Sequence[tuple[str, str, str]], algorithm: str) -> str:
 def _setting(key: str, value: str) -> str:
     shown = f"{float(value):g}" if re.fullmatch(r"[0-9]+\.[0-9]+", value) else value
     return f"seed {shown}" if key == "seed" else f"{SYMBOLS.get(key, key.replace('_', ' '))} = {shown}"
+
+
+def labels_of(runs: Sequence[RunDocuments]) -> list[RunLabel]:
+    """The labels of finished runs."""
+    return run_labels([run.name for run in runs], [run.privacy.algorithm for run in runs])
+
+
+def series_of(runs: Sequence[RunDocuments]) -> list[list[int]]:
+    """Runs by their numbers, those together that differ only by their seed."""
+    found: dict[str, list[int]] = {}
+    for number, run in enumerate(runs):
+        found.setdefault(settings_key(run, noise=True), []).append(number)
+    return list(found.values())
+
+
+def settings_key(run: RunDocuments, *, noise: bool) -> str:
+    """The settings that decide a run but for its seed, and without `noise` but for how much noise there is."""
+    settings = run.experiment.document()
+    for key in ("name", "seed", "noise", "noise_key", "record", "machine", "about", "metrics"):
+        settings.pop(key)
+    settings["privacy"].pop("attackers")
+    if not noise:
+        settings["privacy"].pop("epsilon")
+        for key in ("sigma", "message_sigma"):
+            settings["algorithm"].pop(key, None)
+    return json.dumps(settings, sort_keys=True)

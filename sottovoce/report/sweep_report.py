@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from sottovoce.privacy.rounding import round_up
 from sottovoce.report.figure_files import write_figures
-from sottovoce.report.figures import Figure, Line, line_chart
+from sottovoce.report.figures import Figure, Line, over_seeds, panels
 from sottovoce.report.rounding import deviation_text
 from sottovoce.run.run_documents import LESS_IS_BETTER, final_rounds_text
 from sottovoce.run.sweep import FinishedSweepRun, SweepRow, last_word, sweep_rows
@@ -140,78 +140,99 @@ def table(rows: Sequence[SweepRow]) -> list[str]:
 
 
 def charts(rows: Sequence[SweepRow]) -> list[Figure]:
-    """Figures over the first axis of the grid, over rounds, and over bytes."""
+    """Figures over an axis of the grid, over rounds, and over bytes; what else varies in the grid tells lines apart."""
     metric, axis = rows[0].metric, grid_axis(rows)
-    found = []
-    if len(axis.numbers) > 1:
+    named, found = f"test {metric}", list[Figure]()
+    if axis.key:
         caption = f"Test {metric} of the average model, {_final_rounds(rows)}, over {axis.name}"
-        series = across(rows, axis.numbers, _average_model)
-        wide = axis.numbers[0] > 0 and axis.numbers[-1] / axis.numbers[0] >= 8
-        found.append(Figure(f"over-{axis.name}", caption, _chart(series, axis.name, metric, caption, log_x=wide)))
+        series = across(rows, axis, _average_model)
+        found += panels(
+            f"over-{axis.name}", caption, series, x=axis.name, y=named, log_x=axis.is_wide, most=_most(metric, series)
+        )
     for name, x_of in OVER.items():
         caption = f"Test {metric} of the average model over {name}{axis.where}"
-        series = [_curve(row, x_of) for row in rows if axis.in_the_middle(row)]
-        found.append(Figure(f"over-{name.partition(' ')[0]}", caption, _chart(series, name, metric, caption)))
+        series = [_curve(row, axis, x_of) for row in rows if axis.in_the_middle(row)]
+        stem = f"over-{name.partition(' ')[0]}"
+        found += panels(stem, caption, series, x=name, y=named, most=_most(metric, series))
     return found
 
 
-def _curve(row: SweepRow, x_of: Callable[[Document], float]) -> Line:
+def _most(metric: str, series: Sequence[Line]) -> float:
+    """Runs that nearly diverged must not squeeze the others: the scale of errors ends at four times the best."""
+    finite = [value for one in series for value in one.y if np.isfinite(value)]
+    return 4 * min(finite, default=math.inf) if metric in LESS_IS_BETTER else math.inf
+
+
+def _curve(row: SweepRow, axis: GridAxis, x_of: Callable[[Document], float]) -> Line:
     """Mean and deviation over seeds, round by round."""
-    length = min(len(run.lines) for run in row.runs)
-    values = np.array([[line[row.metric]["average"] for line in run.lines[:length]] for run in row.runs], dtype=float)
-    x = [x_of(line) for line in row.runs[0].lines[:length]]
-    return Line(row.variant or row.label, x, values.mean(axis=0).tolist(), values.std(axis=0).tolist())
+    lines = [run.lines for run in row.runs]
+    y, spread = over_seeds(lines, lambda line: line[row.metric]["average"])
+    x, _ = over_seeds(lines, x_of)
+    return Line(axis.line_of(row), x, y, spread)
 
 
 @dataclass(frozen=True)
 class GridAxis:
-    """The first axis of a sweep's grid: the name of its setting, its values if they are numbers, and the middle one."""
+    """The setting that figures are drawn over: its dotted key, its values, and the middle one; no key without one."""
 
-    name: str
+    key: str
     numbers: list[float]
-    middle: object
+
+    @property
+    def name(self) -> str:
+        """The last part of the key."""
+        return last_word(self.key)
+
+    @property
+    def middle(self) -> float | None:
+        """Where curves over rounds are drawn."""
+        return self.numbers[len(self.numbers) // 2] if self.key else None
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether its values are drawn by their logarithms."""
+        return self.numbers[0] > 0 and self.numbers[-1] / self.numbers[0] >= 8
 
     @property
     def where(self) -> str:
         """At which value curves are drawn, for captions."""
-        return f", {self.name} {self.middle}" if self.name else ""
+        return f", {self.name} {self.middle}" if self.key else ""
+
+    def at(self, row: SweepRow) -> float | None:
+        """The value of a row; None where the axis is none of its grid."""
+        return dict(row.values).get(self.key)
 
     def in_the_middle(self, row: SweepRow) -> bool:
-        """Whether curves show this row: at the middle value, or without a grid."""
-        return not row.values or row.values[0][1] == self.middle
+        """Whether curves show this row: at the middle value, or without one."""
+        return self.at(row) in (None, self.middle)
+
+    def line_of(self, row: SweepRow) -> str:
+        """What tells a row from those at other values: its variant, and all else that varies in its grid."""
+        return replace(row, values=tuple((key, value) for key, value in row.values if key != self.key)).label
 
 
 def grid_axis(rows: Sequence[SweepRow]) -> GridAxis:
-    """The first axis of the grid of some rows; without a name where there is none."""
-    name = next((last_word(row.values[0][0]) for row in rows if row.values), "")
-    grid = sorted({row.values[0][1] for row in rows if row.values})
-    numbers = all(isinstance(value, int | float) for value in grid)
-    return GridAxis(name, grid if numbers else [], grid[len(grid) // 2] if grid else None)
+    """The first setting of the grid of some rows that has several values, all of them numbers."""
+    for key in dict.fromkeys(key for row in rows for key, _ in row.values):
+        values = [dict(row.values)[key] for row in rows if key in dict(row.values)]
+        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+        if numbers and len(set(values)) > 1:
+            return GridAxis(key, sorted(set(values)))
+    return GridAxis("", [])
 
 
-def across(
-    rows: Sequence[SweepRow], grid: list[float], figure: Callable[[SweepRow], tuple[float, float]]
-) -> list[Line]:
-    """For each variant a figure and its deviation over the grid; a variant without a grid is a flat line."""
+def across(rows: Sequence[SweepRow], axis: GridAxis, figure: Callable[[SweepRow], tuple[float, float]]) -> list[Line]:
+    """A figure and its deviation over the axis, a line for all that differs else; flat where a row has no value."""
     series = []
-    for variant in dict.fromkeys(row.variant for row in rows):
-        by_value = {row.values[0][1] if row.values else None: row for row in rows if row.variant == variant}
-        at = grid if None in by_value else [value for value in grid if value in by_value]
-        figures = [figure(by_value[None] if None in by_value else by_value[value]) for value in at]
-        series.append(Line(variant, at, [mean for mean, _ in figures], [spread for _, spread in figures]))
+    for name in dict.fromkeys(map(axis.line_of, rows)):
+        own = sorted((row for row in rows if axis.line_of(row) == name), key=lambda row: axis.at(row) or 0.0)
+        flat = axis.at(own[0]) is None
+        figures = [figure(row) for row in own] * (len(axis.numbers) if flat else 1)
+        at = axis.numbers if flat else [value for row in own if (value := axis.at(row)) is not None]
+        series.append(Line(name, at, [mean for mean, _ in figures], [spread for _, spread in figures]))
     return series
 
 
 def _average_model(row: SweepRow) -> tuple[float, float]:
     found = row.document()["average_model"]
     return math.nan if found["mean"] is None else found["mean"], found["deviation"] or 0.0
-
-
-def _chart(series: list[Line], x: str, metric: str, title: str, *, log_x: bool = False) -> str:
-    """Runs that nearly diverged must not squeeze the others: the scale of errors ends at four times the best start."""
-    limits = None
-    if metric in LESS_IS_BETTER:
-        finite = [value for one in series for value in one.y if np.isfinite(value)]
-        low = min(finite)
-        limits = low, min(max(finite), 4 * low)
-    return line_chart(series, x=x, y=f"test {metric}", title=title, log_x=log_x, y_range=limits)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import re
+import statistics
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -12,9 +14,13 @@ import pytest
 from sottovoce.privacy.rounding import round_up
 from sottovoce.report.figures import Axis, Line, line_chart
 from sottovoce.report.rounding import deviation_text
-from sottovoce.report.sweep_report import write_results
-from sottovoce.support.config import About
-from tests.support.test_config import finished
+from sottovoce.report.run_figures import run_figures
+from sottovoce.report.sweep_report import charts, write_results
+from sottovoce.run.execute import run_experiment
+from sottovoce.run.run_documents import read_runs
+from sottovoce.run.sweep import FinishedSweepRun, expand_sweep, sweep_rows
+from sottovoce.support.config import About, parse_experiment
+from tests.support.test_config import STUDY, finished
 
 
 def points(chart: str) -> list[list[tuple[float, float]]]:
@@ -81,3 +87,117 @@ def test_figures_over_seeds_are_said_in_words():
     assert deviation_text(0.25, None) == "0.2500"
     assert deviation_text(None, None) == "diverged"
     assert round_up(1.00001) == "1.001"
+
+
+def drawn(svg: str, *, log: bool = False) -> dict[str, list[tuple[float, float, float]]]:
+    """What a reader sees of a figure: of each line of the legend its points, by the ticks, with half of their bands."""
+    root = ET.fromstring(svg)
+    texts = [(part.attrib, part.text or "") for part in root if part.tag.endswith("text")]
+    ticks = {"middle": "x", "end": "y"}
+    at: dict[str, list[tuple[float, float]]] = {"x": [], "y": []}
+    for given, text in texts:
+        axis = ticks.get(given.get("text-anchor", ""))
+        if axis is not None and "x" in given and re.fullmatch(r"-?[\d.e+-]+", text):
+            at[axis].append((float(given[axis]) - (4 if axis == "y" else 0), float(text)))
+
+    def value(axis: str, place: float) -> float:
+        (first, low), (last, high) = at[axis][0], at[axis][-1]
+        share = (place - first) / (last - first)
+        return low * (high / low) ** share if axis == "x" and log else low + share * (high - low)
+
+    names = [text for given, text in texts if given.get("x") == str(780 - 250 + 14 + 32)]
+    lines = points(svg)
+    bands = [
+        [tuple(map(float, pair.split(","))) for pair in line.split()]
+        for line in re.findall(r'<polygon points="([^"]*)"', svg)
+    ]
+    assert len(names) == len(lines) == len(bands)
+    assert len(set(names)) == len(names)
+    return {
+        name: [
+            (value("x", left), value("y", top), value("y", above) - value("y", top))
+            for (left, top), (_, above) in zip(line, band, strict=False)
+        ]
+        for name, line, band in zip(names, lines, bands, strict=True)
+    }
+
+
+GRID = {
+    "privacy.epsilon": [1.0, 2.0, 5.0, 10.0, 100.0],
+    "topology.graph": ["ring:4", "complete:4", "star:4"],
+    "training.same_start": [True, False],
+    "data.rows": [20, 40, 60],
+}
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_every_point_of_a_sweep_is_a_row_of_its_table_whatever_its_grid(number):
+    rng = random.Random(number)
+    keys = rng.sample(sorted(GRID), rng.randint(1, 4))
+    grid = {key: rng.sample(GRID[key], rng.randint(1, len(GRID[key]))) for key in keys}
+    numeric = [key for key in keys if key in ("privacy.epsilon", "data.rows") and len(grid[key]) > 1]
+    variants = [{"name": name} for name in ("one", "other")[: rng.randint(1, 2)]]
+    base = {key: value for key, value in STUDY.items() if key not in ("grid", "tune", "variants", "seeds")}
+    runs = expand_sweep({**base, "variants": variants, "grid": grid, "seeds": [0, 1, 2]})
+
+    def ended(run):
+        nodes = dict.fromkeys(("mean", "min", "max", "average"), rng.uniform(0.1, 0.9))
+        line = {"round": 5, "loss": nodes, "accuracy": nodes, "consensus": 0.0, "bytes": 2_000_000, "seconds": 1.0}
+        return FinishedSweepRun(run, {"headline": None, "sigma": 1.0, "delta": 1e-5, "seconds": 1.0}, [line])
+
+    rows = sweep_rows([ended(run) for run in runs])
+    figures = charts(rows)
+    names = {figure.stem.partition("-")[2].rstrip("-0123456789") for figure in figures}
+    assert names == {"rounds", "megabytes"} | ({numeric[0].rpartition(".")[2]} if numeric else set())
+    if not numeric:
+        return
+    axis, shown = numeric[0], {}
+    for figure in figures:
+        if figure.stem.startswith(f"over-{axis.rpartition('.')[2]}"):
+            shown |= drawn(figure.svg, log=max(grid[axis]) >= 8 * min(grid[axis]))
+    assert sum(map(len, shown.values())) == len(rows)
+    for row in rows:
+        others = [f"{key.rpartition('.')[2]} {value}" for key, value in row.values if key != axis]
+        (line,) = (line for name, line in shown.items() if name.split(", ") == [row.variant, *others])
+        figure = row.document()["average_model"]
+        (point,) = (one for one in line if one[0] == pytest.approx(dict(row.values)[axis], rel=0.01))
+        assert point[1:] == pytest.approx((figure["mean"], figure["deviation"]), abs=2e-3)
+
+
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory):
+    """Two graphs, two seeds, and two sizes of noise."""
+    folder = tmp_path_factory.mktemp("studied")
+    document = {
+        "name": "study", "topology": {"graph": "ring:4"}, "data": {"name": "digits", "rows": 20},
+        "training": {"rounds": 4, "bound": 1.0, "clip": "per-example", "batch": "full"},
+        "algorithm": {"name": "dp-d-sgd"}, "metrics": {"every": 2, "test_rows": 200}, "privacy": {"attackers": "none"},
+        "grid": {"topology.graph": ["ring:4", "complete:4"], "algorithm.sigma": [4.0, 16.0]}, "seeds": [0, 1],
+    }  # fmt: skip
+    for run in expand_sweep(document):
+        run_experiment(parse_experiment(run.experiment.document()), folder / run.experiment.name)
+    return read_runs([folder])
+
+
+def test_figures_of_runs_have_the_mean_over_seeds_and_keep_graphs_apart(studied):
+    figures = {figure.stem: figure.svg for figure in run_figures(studied)}
+    expected = {}
+    for run in studied:
+        settings = run.experiment
+        place = expected.setdefault(settings.topology.graph, {}).setdefault(run.privacy.headline.epsilon, [])
+        place.append(run.final_metric("average"))
+    lines = drawn(figures["trade-off"])
+    assert len(lines) == 2
+    for graph, by_epsilon in expected.items():
+        (line,) = (line for name, line in lines.items() if graph.replace(":", "-") in name)
+        wanted = [
+            (epsilon, statistics.mean(values), statistics.stdev(values))
+            for epsilon, values in sorted(by_epsilon.items())
+        ]
+        assert [len(values) for values in by_epsilon.values()] == [2, 2]
+        assert [one for point in line for one in point] == pytest.approx(
+            [one for point in wanted for one in point], rel=0.02, abs=2e-3
+        )
+    learned = drawn(figures["learning"])
+    assert len(learned) == 4
+    assert all(len(line) == len(studied[0].lines) for line in learned.values())
