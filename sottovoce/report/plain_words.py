@@ -25,6 +25,7 @@ TASKS = {"accuracy": "test accuracy", "rmse": "root mean square error"}
 SENT = {
     "models": "In each round, each of them sent its model to its neighbours, with whom it is linked in a graph",
     "sums": "In each round they sent masked messages, of which others learned only sums",
+    "nothing": "There was nobody to send anything to",
     "trusted sums": "One party whom all trust saw what each of them contributed, and gave back nothing but sums",
 }
 NO_SERVER = "No server collected anything. "
@@ -76,6 +77,8 @@ class Parties:
         return "node" if self.names is None else "member"
 
     def __str__(self) -> str:
+        if self.n == 1:
+            return "One participant" if self.names is None else f"One member ({self.names[0]})"
         if self.names is None:
             return f"{self.n} participants (called nodes, numbered 0 to {self.n - 1})"
         return f"{self.n} members ({', '.join(self.names)})"
@@ -87,8 +90,10 @@ def _what_was_done(run: RunDocuments, who: Parties) -> list[str]:
     held = f" Each has {_between(sizes)} records." if sizes else ""
     thing = who.noun if privacy.adjacency == "user" else "record"
     noise = ", without noise." if privacy.sigma is None else NOISE.format(thing=thing)
-    trained = f"trained one model ({settings.model.name}) together{_on_data(run)}, in {privacy.rounds} rounds.{held}"
-    seen = _seen(run)
+    together = "" if who.n == 1 else " together"
+    model = f"{settings.model.name}){together}{_on_data(run)}"
+    trained = f"trained one model ({model}, in {privacy.rounds} rounds.{held}"
+    seen = _seen(run) if who.n > 1 else "nothing"
     sent = ("" if seen == "trusted sums" else NO_SERVER) + SENT[seen] + noise
     if member:
         own = f"This is the page of {member}. Its records were read by its own program only; others received messages."
@@ -153,6 +158,8 @@ def _symbols(delta: float) -> str:
 def _adversary(headline: PrivacyFigure, privacy: PrivacyDocument, who: Parties) -> str:
     """Whom the number is about, as the subject of a sentence."""
     covers = privacy.covers or NAMED_ONLY
+    if who.n == 1:
+        return "Anybody who has the final model"
     anybody = "Anybody who reads every message that was sent"
     if covers.colluders is None:
         return f"{anybody}, the other {who.noun}s included,"
@@ -169,6 +176,8 @@ def _together(privacy: PrivacyDocument, who: Parties) -> str:
         return "Nothing is proven, neither for one nor for several."
     if math.isinf(privacy.headline.epsilon):
         return "It makes no difference: one alone could learn everything."
+    if who.n == 1:
+        return "It makes no difference: everybody who has the model has the same."
     if covers.colluders is None:
         others = f"the other {who.noun} does" if who.n == 2 else f"all {who.n - 1} others do"
         return (
@@ -329,6 +338,8 @@ def _closest(privacy: PrivacyDocument, victim: int, names: Sequence[str] | None,
     """The single nodes that can learn most about another, and how often they guess right at most; None unless all
     others are accounted for.
     """
+    if n == 1:
+        return None
     found: dict[int, PrivacyFigure] = {}
     views = privacy.node_views_with_models or privacy.node_views
     for attacker in set(range(n)) - {victim}:

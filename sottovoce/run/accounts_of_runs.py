@@ -27,7 +27,7 @@ from sottovoce.run.finished_run import accountant_of
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.noise_key_file import noise_check
 from sottovoce.run.privacy_document import PrivacyDocument
-from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant
+from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant, published_models
 from sottovoce.run.run_documents import damaged_run
 from sottovoce.support.config import Experiment, parse_experiment
 from sottovoce.support.json_numbers import JSON, to_json
@@ -81,7 +81,7 @@ def ask_about_run(
         raise Unaccountable(UNCLIPPED)
     which = parse_final_models(final_models)
     if which is FinalModels.NONE:
-        which = parse_final_models(experiment.privacy.and_final_models)
+        which = published_models(accountant.training_run, experiment.privacy.and_final_models)
     adversary = with_final_models(parse_view(view, labels=accountant.training_run.topology.names), which)
     wanted_delta = experiment.privacy.delta if delta is None else delta
     sampled = _learned_by_everyone(accountant, which, wanted_delta)

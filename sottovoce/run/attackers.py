@@ -39,6 +39,8 @@ def choose_attackers(accountant: RunAccountant, wanted: str | int | Sequence[int
     """`wanted` are nodes by number or name, how many to sample, `all`, `none`, or `auto`: what a minute allows."""
     training_run = accountant.training_run
     n, automatic = training_run.topology.n, wanted == "auto"
+    if n == 1 and wanted in ("all", "auto"):
+        return Attackers([], "none")
     if isinstance(wanted, str):
         wanted = _count(accountant, wanted)
     if not isinstance(wanted, int):

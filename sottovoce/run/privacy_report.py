@@ -37,7 +37,7 @@ from sottovoce.privacy.sampled_batches import better_figure, sampled_figure, sam
 from sottovoce.privacy.views import View, parse_view, with_final_models
 from sottovoce.run.attackers import choose_attackers
 from sottovoce.run.metrics import is_measured
-from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant
+from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant, published_models
 from sottovoce.run.training_run import TrainingRun
 from sottovoce.support.config import Experiment
 from sottovoce.support.json_numbers import JSON, to_json
@@ -298,13 +298,14 @@ def report_privacy(
     """Account for a run. `attackers` are nodes, a number to sample, `all`, `none`, or `auto`: about a minute's worth.
 
     The view `target`, for which noise may have been chosen, is always accounted for. With `final_models`, adversaries
-    also see these models. For single nodes there are always figures with and without them: with the average, unless
-    `final_models` says otherwise. If the run's accountant is given, what it knows already is not computed again.
-    Epsilon is reported over rounds.
+    also see these models, and that of a node by itself in any case. For single nodes there are always figures with and
+    without them: with the average, unless `final_models` says otherwise. If the run's accountant is given, what it
+    knows already is not computed again. Epsilon is reported over rounds.
     """
     accountant = run if isinstance(run, RunAccountant) else RunAccountant(run)
     training_run, noisy = accountant.training_run, not isinstance(accountant.training_run.algorithm.noise, NoNoise)
-    target = with_final_models(parse_view(target, labels=training_run.topology.names), final_models)
+    models = published_models(training_run, final_models)
+    target = with_final_models(parse_view(target, labels=training_run.topology.names), models)
     if noisy and not training_run.clipped:
         return PrivacyReport(accountant, delta, (), None, "none", UNCLIPPED, (UNCLIPPED,))
     chosen, which = choose_attackers(accountant, attackers), target.final_models

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple, TypedDict
 
-from sottovoce.core.final_models import FinalModels
+from sottovoce.core.final_models import FinalModels, parse_final_models
 from sottovoce.core.noise import CombinedNoise, NoNoise, PerNode
 from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
@@ -206,6 +206,11 @@ def _convexity(training_run: TrainingRun, system: LinearSystem) -> Convexity:
         return Convexity(False, f"convex-training is not offered: {refusal}")
 
 
+def published_models(training_run: TrainingRun, wanted: str) -> FinalModels:
+    """Which final models adversaries see: those that are wanted; of a node by itself, which sends nothing, its own."""
+    return FinalModels.ALL if training_run.topology.n == 1 else parse_final_models(wanted)
+
+
 @one_thread()
 def calibrate_run(
     training_run: TrainingRun,
@@ -220,13 +225,14 @@ def calibrate_run(
     A view of nodes is met by the account of that view or, where that takes less noise, by the figure of everyone that
     counts on sampling: no node learns more, unless it knows secrets or noise of others. Where neighbours share secrets,
     everyone's target is met for all views that a headline has to cover. With `final_models`, adversaries see these as
-    well.
+    well, and the model of a node by itself in any case.
     """
     if not training_run.clipped:
         raise Unaccountable(UNCLIPPED)
     report_stage(f"finding the noise for epsilon {epsilon:g}")
     target = Target(epsilon, delta)
-    adversary = with_final_models(parse_view(view, labels=training_run.topology.names), final_models)
+    models = published_models(training_run, final_models)
+    adversary = with_final_models(parse_view(view, labels=training_run.topology.names), models)
     reference = RunAccountant(replace(training_run, algorithm=with_sigma(training_run.algorithm, 1.0)))
     adversaries = covering_views(adversary, reference.system)
     sampled, nodes = None, training_run.sampled_nodes

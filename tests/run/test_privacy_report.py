@@ -27,6 +27,7 @@ from sottovoce.privacy import views
 from sottovoce.privacy.amplification import epsilon_of_batches
 from sottovoce.privacy.assumptions import AssumptionKind
 from sottovoce.privacy.gaussian_dp import epsilon_of
+from sottovoce.report.page import write_page_of
 from sottovoce.run import attackers as choice
 from sottovoce.run.build import build_run
 from sottovoce.run.execute import run_experiment
@@ -794,3 +795,24 @@ def test_a_run_tells_what_it_does_before_the_first_round(tmp_path):
     ]  # fmt: skip
     accounts = [(done, total) for what, done, total in heard if what == "accounts of adversaries"]
     assert accounts == [(done, 8) for done in range(9)]  # four nodes, with and without the average of final models
+
+
+@pytest.mark.parametrize("privacy", [{}, {"attackers": "all"}, {"and_final_models": "average"}])
+def test_a_node_by_itself_is_accounted_for_as_private_training_on_one_machine(privacy, tmp_path):
+    """It sends nothing: what is handed on is its model, and that of T full rounds is T Gaussian mechanisms."""
+    experiment = parse_experiment({
+        "name": "one", "topology": {"graph": "complete:1"}, "data": {"name": "digits", "rows": 50},
+        "training": {"rounds": 9, "batch": "full", "clip": "per-example", "bound": 1.0},
+        "algorithm": {"name": "dp-d-sgd", "sigma": 2.0}, "metrics": {"every": 4, "test_rows": 20}, "privacy": privacy,
+    })  # fmt: skip
+    result = run_experiment(experiment, tmp_path / "one")
+    write_page_of(tmp_path / "one", again=False)
+    headline = result["headline"]
+    assert headline["mu"] == pytest.approx(math.sqrt(9) / 2.0, rel=1e-6)
+    assert (headline["view"], headline["final_models"]) == ("everyone and all final models", "all")
+    assert (tmp_path / "one" / "report.html").exists()
+    wanted = experiment.document()
+    del wanted["algorithm"]["sigma"]
+    wanted["privacy"]["epsilon"] = headline["epsilon"]
+    calibrated = parse_experiment(wanted)
+    assert build_run(calibrated).algorithm.noise.sigma == pytest.approx(2.0, rel=1e-3)
