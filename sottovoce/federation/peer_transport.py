@@ -35,9 +35,8 @@ from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.sum_grid import IntegerSums, ModelGrid, SumGrid
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import Delivered
-from sottovoce.distributed.exchange_plan import NodeShard
 from sottovoce.distributed.shard_transport import ShardTransport
-from sottovoce.distributed.sharded_rows import ShardedRows, as_sharded, as_tensor
+from sottovoce.distributed.sharded_rows import NodeShard, ShardedRows, as_sharded, as_tensor
 from sottovoce.errors import Diverged, PeerLost, SumFailed, Unaccountable
 from sottovoce.federation.attendance import Attendance, StepAttendance, round_to_join
 from sottovoce.federation.clock import Clock

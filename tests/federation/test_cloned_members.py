@@ -11,8 +11,7 @@ import torch
 
 from sottovoce import SecretSource, algorithm, metropolis
 from sottovoce.core.grid import noise_on_grid, with_exact_noise
-from sottovoce.distributed.exchange_plan import NodeShard
-from sottovoce.distributed.sharded_rows import ShardedRows
+from sottovoce.distributed.sharded_rows import NodeShard, ShardedRows
 from sottovoce.federation.journal import MemoryJournal
 from sottovoce.federation.recorded_inputs import RecordedInputs
 from sottovoce.learning.batches import parse_batches
