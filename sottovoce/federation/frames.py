@@ -1,22 +1,30 @@
-"""The frames that travel between members: a header of fixed length, then a payload.
+"""What travels between members: frames, which are a header of fixed length and a payload, and hashes of agreements.
 
     magic  version  kind  agreement hash  round  step  sender  payload length | payload
 
-What arrives is never trusted: whatever the bytes are, reading them gives frames or raises `Refused`.
+What arrives is never trusted: whatever the bytes are, reading them gives something checked or raises `Refused`.
+
+In which keys two agreements differ is found from the hash of every value, and none of the values. Only neighbours are
+told them, over a connection on which both have shown their certificates.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from sottovoce._version import __version__
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.links import MemberNumber
-from sottovoce.ledger.places import Place, Receipt
+from sottovoce.ledger.payloads import Place, Receipt
+from sottovoce.support.text import parse_json
+
+MemberNumber: TypeAlias = int
+"""A member, by the number of its node in the agreement."""
 
 VERSION = 1
 """Of the protocol. Members with different ones do not talk to each other."""
@@ -211,3 +219,29 @@ class FrameReader:
         if kind is Kind.HELLO:
             return RECEIPT.size <= length <= RECEIPT.size + LONGEST_VERSION
         return length == self._lengths[kind]
+
+
+KeyHashes: TypeAlias = Mapping[str, str]
+"""Of an agreement: hashes of values, by key."""
+
+LAST = "nonce"
+"""Differs between any two agreements that were made apart, and explains least."""
+
+
+def encode_hashes(hashes: KeyHashes) -> bytes:
+    """As they travel."""
+    return json.dumps(dict(hashes), sort_keys=True, separators=(",", ":")).encode()
+
+
+def differing_keys(own: KeyHashes, told: object) -> tuple[str, ...]:
+    """The keys in which a neighbour's agreement differs, from what it told; `Refused` if that are no hashes."""
+    if not isinstance(told, bytes):
+        raise Refused(Reason.FORMAT)
+    try:
+        theirs = parse_json(told)
+    except ValueError:
+        raise Refused(Reason.FORMAT) from None
+    if not isinstance(theirs, dict):
+        raise Refused(Reason.FORMAT)
+    different = {key for key in own.keys() | theirs.keys() if own.get(key) != theirs.get(key)}
+    return tuple(sorted(different, key=lambda key: (key == LAST, key)))

@@ -1,113 +1,23 @@
-"""What a member accepts from its neighbours: one payload for each place at hand, of the right length and range.
+"""What a member accepts from its neighbours, and what it has sent them lately.
 
-A payload is kept until its place is over, its SHA-256 for some places longer. So memory for each neighbour is bounded,
-whatever it sends: `AHEAD + 1` payloads and `REMEMBERED` digests.
+Of each neighbour it takes one payload for each place at hand, of the right length and range. A payload is kept until
+its place is over, its SHA-256 for some places longer. So memory for each neighbour is bounded, whatever it sends:
+`AHEAD + 1` payloads and `REMEMBERED` digests.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
-from sottovoce.core.arrays import Precision, Reals
-from sottovoce.federation.frames import Kind, Reason, Refused
-from sottovoce.federation.links import MemberNumber
-from sottovoce.ledger.payloads import Payloads
-from sottovoce.ledger.places import Place, Receipt
-
-AHEAD = 2
-"""So many places a neighbour may be ahead. Who sends the next message once the one before it is acknowledged stays
-within: a message is acknowledged when at most one place is left before its own."""
-
-KEPT = AHEAD + 2
-"""For so many places, and for the whole of a round, what was sent is kept for those that have not acknowledged it."""
+from sottovoce.federation.frames import MemberNumber, Reason, Refused
+from sottovoce.federation.link_rules import AHEAD, LinkRules
+from sottovoce.ledger.payloads import Payloads, Place, Receipt
 
 REMEMBERED = 64
 """For so many places that are over it is known what was received."""
-
-
-@dataclass(frozen=True)
-class PayloadRule:
-    """What the payload of every message must be: little-endian numbers of the run's precision, or a compressed row.
-
-    With `masked` they are integers modulo 2^64 under masks, of which nothing but their number can be checked.
-    With `largest_weight` the last number is push-sum's weight, which lies above 0. `decompress` gives the numbers of a
-    compressed row, and may raise anything that indexing does.
-    """
-
-    length: int
-    precision: Precision
-    least: float = -math.inf
-    largest: float = math.inf
-    largest_weight: float | None = None
-    decompress: Callable[[bytes], Reals] | None = None
-    masked: bool = False
-
-    @property
-    def kind(self) -> Kind:
-        """The kind of frame that carries it."""
-        return Kind.MASKED if self.masked else Kind.MESSAGE
-
-    def check(self, payload: bytes) -> None:
-        """Refuse what is too short or long, not finite, or beyond the agreed range."""
-        if len(payload) != self.length:
-            raise Refused(Reason.LENGTH)
-        if self.masked:
-            return
-        numbers = self._numbers(payload)
-        row = numbers if self.largest_weight is None else numbers[:-1]
-        finite = np.finfo(self.precision)
-        least, largest = max(self.least, float(finite.min)), min(self.largest, float(finite.max))
-        if row.size and not (least <= row.min() and row.max() <= largest):
-            raise Refused(Reason.RANGE)
-        if self.largest_weight is not None and not 0 < numbers[-1] <= self.largest_weight:
-            raise Refused(Reason.RANGE)
-
-    def _numbers(self, payload: bytes) -> Reals:
-        if self.decompress is None:
-            return np.frombuffer(payload, dtype=self.precision.newbyteorder("<"))
-        try:
-            with np.errstate(all="ignore"):
-                return self.decompress(payload)
-        except (IndexError, ValueError):
-            raise Refused(Reason.RANGE) from None
-
-
-@dataclass(frozen=True)
-class LinkRules:
-    """What the agreement says about one member's links: who speaks to whom, and what messages must be."""
-
-    agreement: bytes
-    member: MemberNumber
-    senders: frozenset[MemberNumber]
-    receivers: frozenset[MemberNumber]
-    rounds: int
-    steps: int
-    payload: PayloadRule
-
-    @property
-    def neighbours(self) -> frozenset[MemberNumber]:
-        """All members that this one sends to or receives from."""
-        return self.senders | self.receivers
-
-    def index(self, place: Place) -> int:
-        """How many places come before this one; the end of the run is a place too, at which nothing is sent."""
-        if not 0 <= place.step < self.steps or place > Place(self.rounds, 0):
-            raise Refused(Reason.PLACE)
-        return place.round * self.steps + place.step
-
-    def later(self, place: Place, places: int) -> Place:
-        """The place that comes so many places after another, or before it, not before the first."""
-        return Place(*divmod(max(0, self.index(place) + places), self.steps))
-
-    def oldest_kept(self, place: Place) -> Place:
-        """The first place whose messages whoever is at a place still has for others."""
-        return min(Place(place.round, 0), self.later(place, -KEPT))
 
 
 class Equivocation(NamedTuple):
@@ -206,3 +116,60 @@ class Mailbox:
         for sender in found:
             del self._too_early[sender]
         return found
+
+
+@dataclass
+class SentPayload:
+    """A payload with its SHA-256, and whether its receiver has acknowledged it."""
+
+    payload: bytes
+    digest: bytes
+    acknowledged: bool = False
+
+
+class Outbox:
+    """Payloads by receiver and place, until they are forgotten. Not thread-safe by itself: whoever has it holds a lock.
+
+    A payload is kept beyond its acknowledgement: its receiver may be killed before it has used it, and ask again.
+    """
+
+    def __init__(self, receivers: Iterable[MemberNumber]) -> None:
+        self._sent: dict[MemberNumber, dict[Place, SentPayload]] = {receiver: {} for receiver in receivers}
+        self.receipts: dict[MemberNumber, Receipt] = {}
+
+    def put(self, place: Place, payloads: Payloads[MemberNumber]) -> None:
+        """Keep what is sent. A place has one payload for each receiver."""
+        for receiver, payload in payloads.items():
+            sent = self._sent[receiver].setdefault(place, SentPayload(payload, payloads.digests[receiver]))
+            assert sent.payload == payload, "another payload for the same place"
+
+    def note(self, receiver: MemberNumber, receipt: Receipt) -> None:
+        """A neighbour says what it has; that it has other bytes than were sent is only noted.
+
+        With it earlier payloads are acknowledged, too: their acknowledgements came before, to an earlier process maybe.
+        """
+        sent = self._sent.get(receiver, {}).get(receipt.place)
+        if sent is not None and sent.digest == receipt.digest:
+            for place, earlier in self._sent[receiver].items():
+                earlier.acknowledged = earlier.acknowledged or place <= receipt.place
+        if receiver not in self.receipts or self.receipts[receiver].place <= receipt.place:
+            self.receipts[receiver] = receipt
+
+    def forget(self, before: Place) -> None:
+        """Keep no payloads of earlier places."""
+        for payloads in self._sent.values():
+            for old in [place for place in payloads if place < before]:
+                del payloads[old]
+
+    def wanted(self, receiver: MemberNumber, since: Place, has: Receipt | None) -> list[tuple[Place, bytes]]:
+        """What a neighbour needs that is at a place and has payloads up to its newest receipt."""
+        payloads = self._sent.get(receiver, {})
+        return [
+            (place, payloads[place].payload)
+            for place in sorted(payloads)
+            if place >= since and (has is None or place > has.place)
+        ]
+
+    def owes(self, receiver: MemberNumber, before: Place) -> bool:
+        """Whether a neighbour has yet to acknowledge something before a place."""
+        return any(place < before and not sent.acknowledged for place, sent in self._sent[receiver].items())

@@ -1,4 +1,4 @@
-"""Messages by member, and the hashes by which they are known in entries and receipts.
+"""Payloads with their hashes, where in a run each is sent, and what shows that it was received.
 
 To hash a long message takes longer than to copy it. So messages carry their hashes along, and links and ledger share
 them.
@@ -8,7 +8,28 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
+
+
+class Place(NamedTuple):
+    """Where a message belongs: a gossip step of a round. Places are ordered."""
+
+    round: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"round {self.round}, step {self.step}"
+
+
+class Receipt(NamedTuple):
+    """The newest place of which a member has a message of another, with the SHA-256 of that message."""
+
+    place: Place
+    digest: bytes
+
+
+FIRST = Place(0, 0)
+"""The place of the first messages of a run."""
 
 Key = TypeVar("Key")
 Renamed = TypeVar("Renamed")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sottovoce.federation.frames import ABSENCE, HEADER, Frame, FrameReader, Hello, Kind, Reason, Refused, hello_in
-from sottovoce.ledger.places import Place, Receipt
+from sottovoce.ledger.payloads import Place, Receipt
 
 AGREEMENT, LENGTH = bytes(range(32)), 24
 HELLO = Hello(Receipt(Place(2, 1), bytes(32)))

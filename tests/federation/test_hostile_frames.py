@@ -12,15 +12,14 @@ from dataclasses import replace
 
 import pytest
 
-from sottovoce.federation.connection import LONGEST_QUEUE
-from sottovoce.federation.frame_stream import CHUNK, FrameStream, StreamEnded
+from sottovoce.federation.connection import LONGEST_QUEUE, FrameStream, StreamEnded
+from sottovoce.federation.events import Checked, Connected, Disagreed, FrameRefused, Lost
 from sottovoce.federation.frames import HEADER, Frame, FrameReader, Hello, Kind, Reason, Refused
 from sottovoce.federation.grpc_links import SELDOM
-from sottovoce.federation.link_events import Checked, Connected, Disagreed, FrameRefused, Lost
 from sottovoce.federation.mailbox import Equivocation, Mailbox
-from sottovoce.federation.secure_grpc import grpc
+from sottovoce.federation.secure_grpc import CHUNK, grpc
 from sottovoce.federation.tls import CHECK, COMPARE, dialler_credentials, method_path, name_option
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payloads import Place
 from tests.federation.grpc_members import (
     AGREEMENT,
     HELLO,

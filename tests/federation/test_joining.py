@@ -10,14 +10,13 @@ import pytest
 
 from sottovoce import export_model, parse_experiment, read_exported_model
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.federation import accounted_run, joining
-from sottovoce.federation.faults import Killed
+from sottovoce.federation import guarantees, joining
 from sottovoce.federation.guarantees import build_agreement
 from sottovoce.federation.identity import locked_identity
-from sottovoce.federation.member_settings import BudgetSettings
+from sottovoce.federation.member_folder import BudgetSettings
 from sottovoce.learning.tables import read_table
 from sottovoce.ledger.database import open_ledger
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payloads import Place
 from sottovoce.ledger.spending import DEFAULT, Spending
 from sottovoce.ledger.steps import Place as LedgerPlace
 from sottovoce.ledger.steps import Steps
@@ -26,6 +25,7 @@ from sottovoce.run.claim_recomputation import stored_headline_unlike_settings
 from tests.cli.test_schemas import fits
 from tests.federation.clinics import QUICK, Clinics
 from tests.federation.kills import KEPT, UNSTORED, Kills
+from tests.federation.memory_links import Killed
 from tests.run.test_baselines import trained_by_hand
 
 PATIENT = QUICK.model_copy(update={"patience": 3.0, "gather": 3.0})
@@ -104,16 +104,16 @@ def check_what_was_seen(clinics, agreement, kills):
 
 def test_no_gradient_is_in_any_ledger(tmp_path, kills, monkeypatch):
     """Of a gradient that is released with noise only the sum is stored, even by the member whose it is."""
-    from sottovoce.federation.ledger_journal import LedgerJournal
+    from sottovoce.federation.journal import Journal
 
-    gradients, note = [], LedgerJournal.note
+    gradients, note = [], Journal.note
 
     def noted(journal, place, name, values):
         if name == "gradient":
             gradients.append(values.tobytes())
         note(journal, place, name, values)
 
-    monkeypatch.setattr(LedgerJournal, "note", noted)
+    monkeypatch.setattr(Journal, "note", noted)
     clinics = Clinics(tmp_path)
     clinics.run(clinics.agree(rounds=2))
     assert len(gradients) == 6
@@ -141,7 +141,7 @@ def test_a_run_that_was_begun_goes_on_only_with_resume(tmp_path, kills):
 def killed_once(clinics, agreement, kills, between=lambda: None):
     """A run in which Hill is killed in round 1, and something happens before it goes on; how often it was accounted."""
     kills.planned.add(("Hill", KEPT, Place(1, 0)))
-    accounted, before = [], accounted_run.account_run
+    accounted, before = [], guarantees.account_run
 
     def hill():
         with pytest.raises(Killed):
@@ -185,15 +185,15 @@ def test_a_start_that_was_killed_while_it_accounted_leaves_what_it_had_to_the_ne
     monkeypatch.setattr(run_accountant, "account_for_each", counted)
     killed_at = 5
     with pytest.raises(Killed):
-        accounted_run.account_run(agreement, {})
+        guarantees.account_run(agreement, {})
     finished, killed_at = {view for view, _ in views[:4] if view.startswith("node:")}, 0
     assert len(finished) == 4
     views.clear()
-    resumed = accounted_run.account_run(agreement, {}).privacy
+    resumed = guarantees.account_run(agreement, {}).privacy
     assert finished.isdisjoint(view for view, rounds in views if rounds == 3)
-    accounted_run.forget_accounts(agreement, resumed)
+    guarantees.forget_accounts(agreement, resumed)
     views.clear()
-    assert accounted_run.account_run(other, {}).privacy == resumed
+    assert guarantees.account_run(other, {}).privacy == resumed
     assert finished <= {view for view, rounds in views if rounds == 3}, "of another agreement nothing is taken"
 
 
@@ -217,7 +217,7 @@ def test_figures_that_are_not_those_of_the_ledger_are_computed_again(tmp_path, k
             document["versions"]["sottovoce"] = "0.0.1"
             privacy.write_text(json.dumps(document, indent=1))
             with open_ledger(tmp_path / "Hill" / "ledger.db") as database:
-                accounted_run.record_account(database, agreement, document)
+                guarantees.record_account(database, agreement, document)
 
     times, _ = killed_once(clinics, agreement, kills, change)
     assert times == 1

@@ -37,7 +37,7 @@ OPENS = {
     "distributed/communication.py": "TCPStore",
     "distributed/ranks.py": "init_process_group",
     "federation/grpc_links.py": "add_secure_port",
-    "federation/loopback.py": "create_server",
+    "federation/rehearsal.py": "create_server",
     "report/plan_server.py": "ThreadingHTTPServer",
 }
 """The files that open ports, and by what."""

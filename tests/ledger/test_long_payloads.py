@@ -13,7 +13,7 @@ from sottovoce.errors import InputError, SottovoceError
 from sottovoce.ledger import payload_file
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.payload_file import BLOCK, LONG
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payloads import Place
 from sottovoce.ledger.steps import Steps, StoredNoise
 
 FIRST, NEXT = Place(1, 0), Place(2, 0)

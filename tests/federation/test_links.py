@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from sottovoce import algorithm, metropolis
-from sottovoce.federation.endpoint import Endpoint
 from sottovoce.federation.frames import ABSENCE, Frame, Hello, Kind, Reason, Refused
-from sottovoce.federation.links import FIRST
-from sottovoce.federation.mailbox import KEPT, LinkRules, PayloadRule
-from sottovoce.ledger.places import Place, Receipt
+from sottovoce.federation.link_rules import KEPT, LinkRules, PayloadRule
+from sottovoce.federation.links import Links
+from sottovoce.ledger.payloads import FIRST, Place, Receipt
 from tests.federation.members import AGREEMENT, Federation
 
 RULES = LinkRules(
@@ -30,8 +29,8 @@ PAYLOAD = np.array([2.5]).tobytes()
 DIGEST = hashlib.sha256(PAYLOAD).digest()
 
 
-class Noting(Endpoint):
-    """An endpoint that notes what it transmits."""
+class Noting(Links):
+    """Links that note what they transmit."""
 
     def __init__(self, **more):
         super().__init__(RULES, **more)
