@@ -51,8 +51,9 @@ from sottovoce.federation.member_folder import (
 )
 from sottovoce.federation.peer_transport import PeerTransport, peer_transport
 from sottovoce.learning.tables import Table, read_table
-from sottovoce.ledger.database import open_ledger
+from sottovoce.ledger.database import Database, open_ledger
 from sottovoce.ledger.mask_keys import MaskKeys
+from sottovoce.ledger.payload_file import flush_folder
 from sottovoce.ledger.payloads import FIRST, Place
 from sottovoce.ledger.spending import Spending
 from sottovoce.ledger.steps import Steps
@@ -128,14 +129,15 @@ def join_federation(
     """
     member, files = member_number(agreement, identity), RunFiles(run_folder(identity.folder, agreement))
     require_confirmed(identity.folder, agreement, file)
-    finished = files.document(files.result)
-    if finished is not None:
-        write_page_of(files.folder, again=False)  # a process may have been killed before it wrote it
-        watch.event("finished", {})
-        return finished
     with ExitStack() as until:
         until.enter_context(owner_only())
         database = until.enter_context(open_ledger(identity.folder / LEDGER))
+        finished = files.document(files.result)
+        if finished is not None:  # a process may have been killed after it wrote the result
+            write_page_of(files.folder, again=False)
+            _close(database, agreement)
+            watch.event("finished", {})
+            return finished
         spending, tables = Spending(database), {identity.member.name: table}
         with ends_when_stopped():
             accounted = recorded_run(database, files, agreement, tables) or account_run(agreement, tables)
@@ -166,11 +168,22 @@ def join_federation(
             if database.is_usable:
                 spending.withdraw(agreement.hash)
             raise
-        journal.erase_noise()
-        if keys is not None:
-            keys.erase()
+        result = run.finish(privacy, seconds, scores)
+        flush_folder(files.folder)
+        _close(database, agreement)
+        return result
+
+
+def _close(database: Database, agreement: Agreement) -> None:
+    """The last acts of a run, after its result is on the disk: erase what only its rounds needed, and settle its cost.
+
+    All of them may be repeated: whoever was killed here starts again, and finds the result.
+    """
+    Steps(database, agreement.hash).erase_noise()
+    MaskKeys(database, agreement.hash).erase()
+    spending = Spending(database)
+    if spending.recorded(agreement.hash) is not None:
         spending.settle(agreement.hash)
-        return run.finish(privacy, seconds, scores)
 
 
 def _mask_keys(

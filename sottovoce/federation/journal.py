@@ -117,10 +117,6 @@ class Journal:
         """What later rounds of correlated noise go on from."""
         return {round: decode_arrays(stored) for round, stored in self._steps.noise().items()}
 
-    def erase_noise(self) -> None:
-        """The run is over: nothing goes on from its noise."""
-        self._steps.erase_noise()
-
     def newest(self) -> Place | None:
         """The newest place that is recorded."""
         return self._steps.newest()
@@ -162,6 +158,10 @@ def _stored(kept: KeptNoise) -> StoredNoise:
 
 Numbers: TypeAlias = list[float]
 """The leaves of a state that are no arrays, in their order."""
+
+
+OF_OTHERS = " of others"
+"""How the name of an array ends that has rows of other members."""
 
 
 def encode_arrays(named: dict[str, Reals]) -> bytes:
@@ -213,7 +213,7 @@ def _collect(value: State, named: dict[str, Reals], numbers: Numbers) -> None:
             _collect(part, named, numbers)
     elif isinstance(value, ShardedRows):
         if value.halo is not None:
-            named[f"{len(named)}"] = arrays.to_numpy(value.halo.rows)
+            named[f"{len(named)}{OF_OTHERS}"] = arrays.to_numpy(value.halo.rows)
         named[f"{len(named)}"] = arrays.to_numpy(value.own)
     else:
         named[f"{len(named)}"] = arrays.to_numpy(value)
@@ -227,7 +227,9 @@ def _restored(like: State, named: dict[str, Reals], numbers: Numbers) -> State:
         parts = [_restored(part, named, numbers) for part in like]
         return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
     if isinstance(like, ShardedRows):
-        halo = None if like.halo is None else Halo(like.halo.nodes, as_tensor(_next(named, like.halo.rows)))
+        halo = None
+        if like.halo is not None and next(iter(named)).endswith(OF_OTHERS):  # models have none after the first round
+            halo = Halo(like.halo.nodes, as_tensor(_next(named, like.halo.rows)))
         return ShardedRows(like.shard, as_tensor(_next(named, like.own)), halo)
     return _next(named, like)
 

@@ -116,7 +116,7 @@ class WithLedgers(Federation):
                     clock=self.network.clock, on_step=self.steps.setdefault(member, []).append,
                 )  # fmt: skip
                 last = self._play(member, journal, transport, begun)
-            journal.erase_noise()
+            Steps(database, RUN).erase_noise()
             assert journal.kept_noise() == {}
             Steps(database, RUN).verify()
             return last
