@@ -44,7 +44,7 @@ from sottovoce.federation.frames import (
     encode_hashes,
     hello_in,
 )
-from sottovoce.federation.identity import Identity
+from sottovoce.federation.identity import Identity, receipt_key
 from sottovoce.federation.link_rules import LinkRules
 from sottovoce.federation.links import NOTHING_SEEN, Links
 from sottovoce.federation.member import Member
@@ -160,7 +160,7 @@ class GrpcLinks(Links):
         exchanges: bool = True,
         key_hashes: KeyHashes = NO_KEYS,
     ) -> None:
-        super().__init__(rules, at=at, seen=seen)
+        super().__init__(rules, at=at, seen=seen, receipt_key=receipt_key(identity))
         self._exchanges, self._key_hashes = exchanges, key_hashes
         self._identity, self._report, self._settings = identity, report, settings or LinkSettings()
         self._bind = bind or _default_bind(str(identity.member.address))
@@ -249,7 +249,7 @@ class GrpcLinks(Links):
         """Carry on a stream that a neighbour has opened, unless it opens them too often."""
         edge = await self._recognised(context)
         now = time.monotonic()
-        if self._stopping or now < edge.not_before:
+        if self._stopping or now < edge.not_before or self.is_distrusted(edge.number):
             return
         edge.not_before = now + next(edge.pauses)
         # apart from the first chunk: gRPC cannot end a stream while it still sends the two together
@@ -319,7 +319,7 @@ class GrpcLinks(Links):
     # --- whoever dials ---------------------------------------------------------------------------------------------
 
     async def _keep_dialling(self, edge: Edge) -> None:
-        while not self._stopping:
+        while not self._stopping and not self.is_distrusted(edge.number):
             with contextlib.suppress(StreamEnded):
                 await self._dial(edge)
             if not self._stopping:
@@ -359,7 +359,7 @@ class GrpcLinks(Links):
     async def _carry(self, edge: Edge, stream: FrameStream, finish: Callable[[], Awaitable[None]] | None) -> None:
         """Make a stream the connection of its neighbour, in place of an earlier one, until it ends."""
         connection = Connection(
-            stream, self._settings, take=partial(self.arrived, edge.number),
+            stream, self._settings, take=partial(self._take, edge),
             refused=partial(self._refused, edge.number), greeted=lambda: self._report(Connected(edge.number)),
             talks=edge.number in self.rules.receivers, finish=finish,
         )  # fmt: skip
@@ -382,6 +382,15 @@ class GrpcLinks(Links):
                 self._report(Lost(edge.number, reason))
             if time.monotonic() - began > self._settings.longest_pause:
                 edge.pauses.reset()
+
+    def _take(self, edge: Edge, frame: Frame) -> None:
+        """Take in a frame; whoever goes on sending forged receipts is not listened to any longer."""
+        try:
+            self.arrived(edge.number, frame)
+        except Refused:
+            if edge.connection is not None and self.is_distrusted(edge.number):
+                edge.connection.drop("it acknowledged messages that this member has never made")
+            raise
 
     def _refused(self, neighbour: MemberNumber, reason: Reason) -> None:
         self._report(FrameRefused(neighbour, reason))

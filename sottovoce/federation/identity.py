@@ -24,6 +24,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, x25519
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import NameOID
 
 from sottovoce.core.pair_masks import PURPOSE, pair_key
@@ -288,6 +289,14 @@ def _make_folder(folder: Path) -> None:
     except OSError as error:
         raise InputError(f"{folder}: {error.strerror}", "an identity needs a folder", "use another --folder") from None
     check_private(folder)
+
+
+def receipt_key(identity: Identity) -> bytes:
+    """Under which a member tags what it sends, so that it knows receipts of its own messages.
+
+    It follows from the member's secret alone: a ledger that was put back does not change it, nor another certificate.
+    """
+    return HKDF(hashes.SHA256(), 32, salt=None, info=b"sottovoce receipts").derive(identity.secret)
 
 
 def mask_keys(identity: Identity, agreement: Agreement, others: Iterable[str]) -> dict[str, bytes]:

@@ -92,7 +92,8 @@ class Journal:
 
     def received(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """What was received, before it is used."""
-        self._steps.record_received(place, hashed(payloads).renamed(self._names.__getitem__))
+        incoming = hashed(payloads).renamed(self._names.__getitem__)
+        self._steps.record_received(place, incoming, incoming.tags)
 
     def end(self, unended: Set[MemberNumber]) -> None:
         """Nothing more is sent."""
@@ -144,8 +145,14 @@ class Journal:
         return {sender: one for sender, one in receipts.items() if one is not None}
 
     def check_receipts(self, receipts: Mapping[MemberNumber, Receipt]) -> None:
-        """Refuse a ledger that is behind what a neighbour has received: it was put back from a copy."""
+        """Refuse a ledger that is behind what a neighbour has received: it was put back from a copy.
+
+        What this member has sent by then is counted first, although the ledger knows nothing of it.
+        """
         for member, receipt in receipts.items():
+            newest = self.newest()
+            if newest is None or receipt.place > newest:
+                self._spend(receipt.place.round + 1)
             self._steps.check_receipt(self._names[member], receipt)
 
     def _by_number(self, payloads: Mapping[str, bytes]) -> dict[MemberNumber, bytes]:

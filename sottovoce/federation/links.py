@@ -19,6 +19,7 @@ again and again, so a queue needs a bound, beyond which the connection is closed
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from types import MappingProxyType
 from typing import Self
@@ -39,7 +40,10 @@ from sottovoce.federation.frames import (
 )
 from sottovoce.federation.link_rules import LinkRules
 from sottovoce.federation.mailbox import Equivocation, Mailbox, Outbox
-from sottovoce.ledger.payloads import FIRST, Payloads, Place, Receipt, hashed
+from sottovoce.ledger.payloads import FIRST, NO_TAG, Payloads, Place, Receipt, hashed
+
+FORGED = 3
+"""After so many receipts of messages that this member has not made, a neighbour's link is closed for good."""
 
 UNTOLD = 0.25
 """After this part of its patience a member that waits says so to those that wait for it."""
@@ -50,7 +54,8 @@ NOTHING_SEEN: Mapping[MemberNumber, Receipt] = MappingProxyType({})
 class Links(ABC):
     """One member's links: mailbox, outbox, and what neighbours say about themselves. A context: links are up inside it.
 
-    `at` is the place at which this process of the member begins, and `seen` what an earlier one received last.
+    `at` is the place at which this process of the member begins, and `seen` what an earlier one received last. Under
+    `receipt_key`, which all processes of the member have in common, it recognises receipts of its messages.
     Thread-safe. It promises:
 
     - *Nothing waits without a deadline.* `meet`, `receive`, `unacknowledged` and `unended` return at the latest when
@@ -69,17 +74,19 @@ class Links(ABC):
         *,
         at: Place = FIRST,
         seen: Mapping[MemberNumber, Receipt] = NOTHING_SEEN,
+        receipt_key: bytes,
         clock: Clock | None = None,
     ) -> None:
         self.rules, self._clock = rules, clock or MonotonicClock()
         self._changed = self._clock.condition()
-        self._mailbox, self._outbox = Mailbox(rules, at, seen), Outbox(rules.receivers)
+        self._mailbox, self._outbox = Mailbox(rules, at, seen), Outbox(rules, receipt_key)
         self._greeted: set[MemberNumber] = set()
         self._claims: dict[MemberNumber, Place] = {}
         self._waiting: dict[MemberNumber, Place] = {}
         self._absent: dict[MemberNumber, tuple[Place, Place]] = {}
         self._absence: tuple[Place, Place] | None = None
         self._disagreeing: set[MemberNumber] = set()
+        self._forged: Counter[MemberNumber] = Counter()
         self._differences: dict[MemberNumber, tuple[str, ...]] = {}
         self._stopped = self._ended = False
 
@@ -109,7 +116,7 @@ class Links(ABC):
         with self._changed:
             self._outbox.put(place, messages)
             greeted = sorted(self._greeted & payloads.keys())
-        self._transmit_all([(one, self._message(place, messages[one])) for one in greeted])
+        self._transmit_all([(one, self._message(one, place, messages[one], messages.digests[one])) for one in greeted])
 
     def abstain(self, first: Place, before: Place) -> None:
         """Tell neighbours, also those that come later, that nothing is sent from one place to before another."""
@@ -138,7 +145,7 @@ class Links(ABC):
         """
         with self._changed:
             due = self._mailbox.advance(place)
-            frames = [(one, self._frame(Kind.ACKNOWLEDGEMENT, *receipt)) for one, receipt in due]
+            frames = [(one, self._acknowledgement(receipt)) for one, receipt in due]
             frames += [(one, self._hello(one)) for one in self._mailbox.wanted_again(senders)]
         self._transmit_all(frames)
 
@@ -167,7 +174,7 @@ class Links(ABC):
         """
         end = Place(self.rules.rounds, 0)
         with self._changed:
-            frames = [(one, self._frame(Kind.ACKNOWLEDGEMENT, *receipt)) for one, receipt in self._mailbox.advance(end)]
+            frames = [(one, self._acknowledgement(receipt)) for one, receipt in self._mailbox.advance(end)]
             if not self._ended:
                 frames += [(one, self._hello(one)) for one in sorted(self._greeted)]
             self._ended = True
@@ -245,6 +252,11 @@ class Links(ABC):
             self._disagreeing.add(neighbour)
             self._clock.notify(self._changed)
 
+    def is_distrusted(self, neighbour: MemberNumber) -> bool:
+        """Whether a neighbour has sent so many forged receipts that nothing more is taken from it."""
+        with self._changed:
+            return self._forged[neighbour] >= FORGED
+
     def has_ended(self, neighbour: MemberNumber) -> bool:
         """Whether a neighbour has said that it is at the end of the run."""
         with self._changed:
@@ -267,7 +279,11 @@ class Links(ABC):
             if neighbour not in self.neighbours:
                 raise Refused(Reason.STRANGER)
             self.rules.index(frame.place)
-            frames = self._taken(neighbour, frame)
+            try:
+                frames = self._taken(neighbour, frame)
+            except Refused as refusal:
+                self._forged[neighbour] += refusal.reason is Reason.RECEIPT
+                raise
             self._clock.notify(self._changed)
         self._transmit_all(frames)
 
@@ -276,6 +292,9 @@ class Links(ABC):
         if frame.kind is Kind.ACKNOWLEDGEMENT:
             self._outbox.note(neighbour, receipt_in(frame))
             return []
+        has = hello_in(frame).receipt if frame.kind is Kind.HELLO else None
+        if has is not None:
+            self._outbox.note(neighbour, has)
         self._claims[neighbour] = max(frame.place, self._claims.get(neighbour, frame.place))
         if frame.kind is Kind.WAITING:
             self._waiting[neighbour] = frame.place
@@ -284,19 +303,18 @@ class Links(ABC):
             self._absent[neighbour] = absence_in(frame), frame.place
             return []
         if frame.kind is Kind.HELLO:
-            has = hello_in(frame).receipt
-            if has is not None:
-                self._outbox.note(neighbour, has)
             self._greeted.add(neighbour)
             wanted = self._outbox.wanted(neighbour, frame.place, has)
-            answers = [(neighbour, self._message(place, payload)) for place, payload in wanted]
+            answers = [
+                (neighbour, self._message(neighbour, place, sent.payload, sent.digest)) for place, sent in wanted
+            ]
             if self._absence is not None and neighbour in self.rules.receivers:
                 answers.append((neighbour, self._told_absence(self._absence)))
             return answers
         if self._waiting.get(neighbour, frame.place) < frame.place:
             del self._waiting[neighbour]
-        receipt = self._mailbox.take(neighbour, frame.place, frame.payload, frame.digest)
-        return [] if receipt is None else [(neighbour, self._frame(Kind.ACKNOWLEDGEMENT, *receipt))]
+        receipt = self._mailbox.take(neighbour, frame.place, frame.payload, frame.digest, frame.tag)
+        return [] if receipt is None else [(neighbour, self._acknowledgement(receipt))]
 
     # --- within ----------------------------------------------------------------------------------------------------
 
@@ -333,18 +351,23 @@ class Links(ABC):
         """The neighbours that have gone on so far that they keep nothing of a place any more."""
         return {one for one, claim in self._claims.items() if place < self.rules.oldest_kept(claim)}
 
-    def _message(self, place: Place, payload: bytes) -> Frame:
-        return self._frame(self.rules.payload.kind, place, payload)
+    def _message(self, receiver: MemberNumber, place: Place, payload: bytes, digest: bytes) -> Frame:
+        return self._frame(self.rules.payload.kind, place, payload, self._outbox.tag(receiver, place, digest))
+
+    def _acknowledgement(self, receipt: Receipt) -> Frame:
+        return self._frame(Kind.ACKNOWLEDGEMENT, *receipt)
 
     def _told_absence(self, absence: tuple[Place, Place]) -> Frame:
         first, before = absence
         return self._frame(Kind.ABSENT, before, ABSENCE.pack(*first))
 
-    def _frame(self, kind: Kind, place: Place, payload: bytes = b"") -> Frame:
-        return Frame(self.rules.agreement, place, self.rules.member, kind, payload)
+    def _frame(self, kind: Kind, place: Place, payload: bytes = b"", tag: bytes = NO_TAG) -> Frame:
+        return Frame(self.rules.agreement, place, self.rules.member, kind, payload, tag)
 
     def _hello(self, neighbour: MemberNumber) -> Frame:
-        return self._frame(Kind.HELLO, self._mailbox.at, Hello(self._mailbox.newest_receipt(neighbour)).encode())
+        receipt = self._mailbox.newest_receipt(neighbour)
+        tag = NO_TAG if receipt is None else receipt.tag
+        return self._frame(Kind.HELLO, self._mailbox.at, Hello(receipt).encode(), tag)
 
     def _transmit_all(self, frames: list[tuple[MemberNumber, Frame]]) -> None:
         for neighbour, frame in frames:

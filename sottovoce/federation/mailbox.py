@@ -8,13 +8,15 @@ its place is over, its SHA-256 for some places longer. So memory for each neighb
 from __future__ import annotations
 
 import hashlib
+import hmac
+import struct
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from sottovoce.federation.frames import MemberNumber, Reason, Refused
 from sottovoce.federation.link_rules import AHEAD, LinkRules
-from sottovoce.ledger.payloads import Payloads, Place, Receipt
+from sottovoce.ledger.payloads import NO_TAG, Payloads, Place, Receipt
 
 REMEMBERED = 64
 """For so many places that are over it is known what was received."""
@@ -38,13 +40,15 @@ class Mailbox:
     def __init__(self, rules: LinkRules, at: Place, seen: Mapping[MemberNumber, Receipt]) -> None:
         self._rules, self.at = rules, at
         self._payloads: dict[MemberNumber, dict[Place, bytes]] = {sender: {} for sender in rules.senders}
-        self._digests: dict[MemberNumber, dict[Place, bytes]] = {sender: {} for sender in rules.senders}
+        self._receipts: dict[MemberNumber, dict[Place, Receipt]] = {sender: {} for sender in rules.senders}
         for sender, receipt in seen.items():
-            self._digests[sender][receipt.place] = receipt.digest
+            self._receipts[sender][receipt.place] = receipt
         self._too_early: dict[MemberNumber, Place] = {}
         self.equivocations: dict[MemberNumber, Equivocation] = {}
 
-    def take(self, sender: MemberNumber, place: Place, payload: bytes, digest: bytes | None = None) -> Receipt | None:
+    def take(
+        self, sender: MemberNumber, place: Place, payload: bytes, digest: bytes | None = None, tag: bytes = NO_TAG
+    ) -> Receipt | None:
         """Accept the payload of a place, once; the receipt is to be returned now, or when `advance` gives it.
 
         The same payload again gives its receipt again. Another one is refused, and never used. `digest` is its SHA-256,
@@ -53,16 +57,16 @@ class Mailbox:
         if sender not in self._rules.senders:
             raise Refused(Reason.STRANGER)
         self._check_place(sender, place)
-        digest, known = digest or hashlib.sha256(payload).digest(), self._digests[sender]
-        if place in known and known[place] != digest:
-            self.equivocations.setdefault(sender, Equivocation(sender, place, known[place], digest))
+        digest, known = digest or hashlib.sha256(payload).digest(), self._receipts[sender]
+        if place in known and known[place].digest != digest:
+            self.equivocations.setdefault(sender, Equivocation(sender, place, known[place].digest, digest))
             raise Refused(Reason.EQUIVOCATION)
         if place not in known:
             self._rules.payload.check(payload)
-            known[place] = digest
+            known[place] = Receipt(place, digest, tag)
             if place >= self.at:
                 self._payloads[sender][place] = payload
-        return Receipt(place, digest) if place <= self._newest_acknowledged() else None
+        return known[place] if place <= self._newest_acknowledged() else None
 
     def _check_place(self, sender: MemberNumber, place: Place) -> None:
         distance = self._rules.index(place) - self._rules.index(self.at)
@@ -84,13 +88,11 @@ class Mailbox:
             for old in [one for one in payloads if one < place]:
                 del payloads[old]
         due = []
-        for sender, digests in self._digests.items():
-            due += [
-                (sender, Receipt(*one)) for one in digests.items() if before < one[0] <= self._newest_acknowledged()
-            ]
-            newest = max(digests, default=None)
-            for old in [one for one in digests if one < oldest and one != newest]:
-                del digests[old]
+        for sender, receipts in self._receipts.items():
+            due += [(sender, one) for at, one in receipts.items() if before < at <= self._newest_acknowledged()]
+            newest = max(receipts, default=None)
+            for old in [one for one in receipts if one < oldest and one != newest]:
+                del receipts[old]
         return due
 
     def _newest_acknowledged(self) -> Place:
@@ -101,13 +103,14 @@ class Mailbox:
         here = [sender for sender in senders if place in self._payloads[sender]]
         return Payloads(
             {sender: self._payloads[sender][place] for sender in here},
-            {sender: self._digests[sender][place] for sender in here},
+            {sender: self._receipts[sender][place].digest for sender in here},
+            {sender: self._receipts[sender][place].tag for sender in here},
         )
 
     def newest_receipt(self, sender: MemberNumber) -> Receipt | None:
         """What was received from a neighbour for its newest place."""
-        digests = self._digests.get(sender)
-        return Receipt(*max(digests.items())) if digests else None
+        receipts = self._receipts.get(sender)
+        return receipts[max(receipts)] if receipts else None
 
     def wanted_again(self, senders: Set[MemberNumber]) -> Set[MemberNumber]:
         """Senders whose message came too early, and would be accepted now: each is named once."""
@@ -116,6 +119,10 @@ class Mailbox:
         for sender in found:
             del self._too_early[sender]
         return found
+
+
+PROVEN = struct.Struct("<III")
+"""A place and a receiver, as they enter a tag."""
 
 
 @dataclass
@@ -131,10 +138,15 @@ class Outbox:
     """Payloads by receiver and place, until they are forgotten. Not thread-safe by itself: whoever has it holds a lock.
 
     A payload is kept beyond its acknowledgement: its receiver may be killed before it has used it, and ask again.
+
+    A receipt counts only with the tag of its message: HMAC of agreement, place, receiver and SHA-256 under a key that
+    no other member has. So a receipt of what is not known here shows that this member has sent it, by another process
+    and with a ledger that is lost; a receiver cannot make one up.
     """
 
-    def __init__(self, receivers: Iterable[MemberNumber]) -> None:
-        self._sent: dict[MemberNumber, dict[Place, SentPayload]] = {receiver: {} for receiver in receivers}
+    def __init__(self, rules: LinkRules, key: bytes) -> None:
+        self._agreement, self._key = rules.agreement, key
+        self._sent: dict[MemberNumber, dict[Place, SentPayload]] = {receiver: {} for receiver in rules.receivers}
         self.receipts: dict[MemberNumber, Receipt] = {}
 
     def put(self, place: Place, payloads: Payloads[MemberNumber]) -> None:
@@ -143,11 +155,17 @@ class Outbox:
             sent = self._sent[receiver].setdefault(place, SentPayload(payload, payloads.digests[receiver]))
             assert sent.payload == payload, "another payload for the same place"
 
+    def tag(self, receiver: MemberNumber, place: Place, digest: bytes) -> bytes:
+        """What goes along with a message, and comes back with its receipts."""
+        return hmac.digest(self._key, self._agreement + PROVEN.pack(*place, receiver) + digest, "sha256")
+
     def note(self, receiver: MemberNumber, receipt: Receipt) -> None:
-        """A neighbour says what it has; that it has other bytes than were sent is only noted.
+        """A neighbour says what it has; that it has other bytes than were sent is only noted. Forged ones are refused.
 
         With it earlier payloads are acknowledged, too: their acknowledgements came before, to an earlier process maybe.
         """
+        if not hmac.compare_digest(receipt.tag, self.tag(receiver, receipt.place, receipt.digest)):
+            raise Refused(Reason.RECEIPT)
         sent = self._sent.get(receiver, {}).get(receipt.place)
         if sent is not None and sent.digest == receipt.digest:
             for place, earlier in self._sent[receiver].items():
@@ -161,11 +179,11 @@ class Outbox:
             for old in [place for place in payloads if place < before]:
                 del payloads[old]
 
-    def wanted(self, receiver: MemberNumber, since: Place, has: Receipt | None) -> list[tuple[Place, bytes]]:
+    def wanted(self, receiver: MemberNumber, since: Place, has: Receipt | None) -> list[tuple[Place, SentPayload]]:
         """What a neighbour needs that is at a place and has payloads up to its newest receipt."""
         payloads = self._sent.get(receiver, {})
         return [
-            (place, payloads[place].payload)
+            (place, payloads[place])
             for place in sorted(payloads)
             if place >= since and (has is None or place > has.place)
         ]

@@ -21,11 +21,20 @@ class Place(NamedTuple):
         return f"round {self.round}, step {self.step}"
 
 
+NO_TAG = bytes(32)
+"""In place of a tag, where nothing is to be proven."""
+
+
 class Receipt(NamedTuple):
-    """The newest place of which a member has a message of another, with the SHA-256 of that message."""
+    """A place of which a member has a message of another, with the SHA-256 of that message.
+
+    The tag came with the message. Its sender alone can make it (`sottovoce.federation.mailbox.Outbox`), so that nobody
+    can show it a receipt of what it has never sent.
+    """
 
     place: Place
     digest: bytes
+    tag: bytes
 
 
 FIRST = Place(0, 0)
@@ -36,10 +45,18 @@ Renamed = TypeVar("Renamed")
 
 
 class Payloads(Mapping[Key, bytes]):
-    """Bytes by member, each with its SHA-256, which is computed unless it is given. It does not change."""
+    """Bytes by member, each with its SHA-256, which is computed unless it is given. It does not change.
 
-    def __init__(self, payloads: Mapping[Key, bytes], digests: Mapping[Key, bytes] | None = None) -> None:
-        self._payloads = dict(payloads)
+    `tags` came with messages that were received.
+    """
+
+    def __init__(
+        self,
+        payloads: Mapping[Key, bytes],
+        digests: Mapping[Key, bytes] | None = None,
+        tags: Mapping[Key, bytes] | None = None,
+    ) -> None:
+        self._payloads, self.tags = dict(payloads), dict(tags or {})
         self.digests: Mapping[Key, bytes] = _digests(self._payloads) if digests is None else digests
 
     def __getitem__(self, member: Key) -> bytes:
@@ -56,6 +73,7 @@ class Payloads(Mapping[Key, bytes]):
         return Payloads(
             {name(member): payload for member, payload in self._payloads.items()},
             {name(member): digest for member, digest in self.digests.items()},
+            {name(member): tag for member, tag in self.tags.items()},
         )
 
 

@@ -17,6 +17,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -31,6 +32,8 @@ from sottovoce.ledger.payloads import Place, Receipt, hashed
 STEP, RECEIVED, COINS, NOISE, END = "step", "received", "coins", "noise", "end"
 SENT, MESSAGE, OWN = "sent", "message", "own"
 """Of a receiver the hash of its bytes is stored, and the bytes once for all that get the same."""
+DIGITS = 64
+"""Of a SHA-256 in hexadecimal."""
 SECRET = (OWN, COINS, NOISE)
 """Kinds of bytes that never leave the member."""
 
@@ -149,8 +152,10 @@ class Steps:
             self.database.store(self._key(place), COINS, {"": key})
         return key
 
-    def record_received(self, place: Place, incoming: Mapping[str, bytes]) -> None:
-        """Store what came in, before it is used, also that it was nothing.
+    def record_received(
+        self, place: Place, incoming: Mapping[str, bytes], tags: Mapping[str, bytes] = MappingProxyType({})
+    ) -> None:
+        """Store what came in, before it is used, also that it was nothing; with `tags`, for the receipts of senders.
 
         Another message of the same sender for a place is refused. Until the next step a power failure may take the
         record, or the bytes: what came in is asked for again then.
@@ -171,7 +176,11 @@ class Steps:
         stored = self.database.write({name: (incoming[name],) for name in kept}, flush=False)
         with self.database.transaction(flush=False):
             if found is None or new:
-                self.database.add(RECEIVED, self._key(place), new)
+                self.database.add(
+                    RECEIVED,
+                    self._key(place),
+                    {name: digest + tags.get(name, b"").hex() for name, digest in new.items()},
+                )
             for name in lost:
                 values = (self._key(place), RECEIVED, name)
                 self.database.drop("key = ? AND kind = ? AND name = ?", values, erase=False)
@@ -252,7 +261,10 @@ class Steps:
         """The newest message of a neighbour that is recorded here: what it is told when it comes back."""
         found = (entry for entry in self.database.newest_first(RECEIVED, self._prefix) if sender in entry.body)
         entry = next((entry for entry in found if sender not in self._lost(_place(entry.key))), None)
-        return None if entry is None else Receipt(_place(entry.key), bytes.fromhex(entry.body[sender]))
+        if entry is None:
+            return None
+        digest, tag = _digest_and_tag(entry.body[sender])
+        return Receipt(_place(entry.key), bytes.fromhex(digest), bytes.fromhex(tag)) if tag else None
 
     def check_receipt(self, neighbour: str, receipt: Receipt) -> None:
         """Refuse a ledger that is behind what a neighbour has received, or that has something else at its place."""
@@ -266,12 +278,12 @@ class Steps:
             raise InputError(
                 f"{self.database.path}: {neighbour} has a message of {place}, but the last one in this ledger is of "
                 f"{behind}",
-                "with a ledger that was restored, a member would send different noise for the same place", remedy,
+                "with a ledger that was lost or put back, a member would send other noise for the same place", remedy,
             )  # fmt: skip
         if self._sent(place).get(neighbour) != receipt.digest.hex():
             raise InputError(
                 f"{self.database.path}: {neighbour} has a different message of {place} than the one recorded here",
-                "a place has one message", remedy,
+                "a place has one message, so a second copy of this member has sent it", remedy,
             )  # fmt: skip
 
     def verify(self) -> None:
@@ -313,7 +325,9 @@ class Steps:
 
     def _received(self, place: Place) -> dict[str, str] | None:
         found = self.database.entries_about(RECEIVED, self._key(place))
-        return {name: digest for entry in found for name, digest in entry.body.items()} if found else None
+        if not found:
+            return None
+        return {name: _digest_and_tag(text)[0] for entry in found for name, text in entry.body.items()}
 
     def _lost(self, place: Place) -> set[str]:
         """Whose bytes were received, and are not as they were: a power failure took them before they were flushed."""
@@ -349,6 +363,11 @@ class Steps:
 def digest_of(payload: bytes) -> str:
     """The hash by which a message is known in entries and receipts."""
     return hashlib.sha256(payload).hexdigest()
+
+
+def _digest_and_tag(text: str) -> tuple[str, str]:
+    """Of a message that was received, as entries have it; those of earlier versions have no tag."""
+    return text[:DIGITS], text[DIGITS:]
 
 
 def _digests(payloads: Mapping[str, bytes]) -> dict[str, str]:

@@ -58,10 +58,10 @@ class Kills:
         note, store, received = Journal.note, Journal.before_send, Journal.received
         rounded_sum = RecordedInputs.rounded_sum
 
-        def taken(mailbox, sender, place, payload, digest=None):
+        def taken(mailbox, sender, place, payload, digest=None, *more):
             self.seen[mailbox._rules.member, sender, place].add(digest_of(payload))
             assert digest in (None, bytes.fromhex(digest_of(payload)))
-            return take(mailbox, sender, place, payload, digest)
+            return take(mailbox, sender, place, payload, digest, *more)
 
         def sending(links, place, payloads):
             send(links, place, payloads)

@@ -225,7 +225,7 @@ class MemoryLinks(Links):
         at: Place = FIRST,
         seen: Mapping[MemberNumber, Receipt] = NOTHING_SEEN,
     ) -> None:
-        super().__init__(rules, at=at, seen=seen, clock=network.clock)
+        super().__init__(rules, at=at, seen=seen, receipt_key=bytes([rules.member]), clock=network.clock)
         self._network = network
 
     def __enter__(self) -> Self:

@@ -19,7 +19,7 @@ from sottovoce.federation.grpc_links import SELDOM
 from sottovoce.federation.mailbox import Equivocation, Mailbox
 from sottovoce.federation.secure_grpc import CHUNK, grpc
 from sottovoce.federation.tls import CHECK, COMPARE, dialler_credentials, method_path, name_option
-from sottovoce.ledger.payloads import Place
+from sottovoce.ledger.payloads import NO_TAG, Place
 from tests.federation.grpc_members import (
     AGREEMENT,
     HELLO,
@@ -53,7 +53,7 @@ ENDING = {
     "a byte at a time": ([HELLO, *(GOOD[n : n + 1] for n in range(len(GOOD)))], Reason.FORMAT),
     "empty": ([HELLO, b""], Reason.FORMAT),
     "too long": ([HELLO, frame(Kind.MESSAGE, 0, payload(1, 72))], Reason.LENGTH),
-    "of boundless length": ([HELLO, GOOD[: HEADER.size - 8] + b"\xff" * 8], Reason.LENGTH),
+    "of boundless length": ([HELLO, GOOD[: HEADER.size - 40] + b"\xff" * 8 + NO_TAG], Reason.LENGTH),
 }
 """After these a connection cannot be read further, and is closed."""
 

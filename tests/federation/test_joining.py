@@ -11,8 +11,10 @@ import pytest
 from sottovoce import export_model, parse_experiment, read_exported_model
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.federation import guarantees, joining
+from sottovoce.federation.frames import Reason
 from sottovoce.federation.guarantees import build_agreement
 from sottovoce.federation.identity import locked_identity
+from sottovoce.federation.links import Links
 from sottovoce.federation.member_folder import BudgetSettings
 from sottovoce.learning.tables import read_table
 from sottovoce.ledger.database import open_ledger
@@ -409,12 +411,37 @@ def test_a_folder_that_was_restored_from_a_copy_is_refused_by_a_neighbours_recei
         ends["Hill"]
     )
     assert {len(digests) for digests in kills.seen.values()} == {1}, "no second release went out"
+    with clinics.ledger("Hill") as database:
+        assert Spending(database).recorded(agreement.hash) >= 3, "what neighbours have is counted, recorded or not"
 
     results = clinics.run(clinics.agree(rounds=2))
     with clinics.ledger("Hill") as database:
         found = Spending(database).lineage(DEFAULT)
     assert len(found.runs) == 2
     assert found.counted.epsilon(1e-5) > 1.3 * results["Hill"]["headline"]["epsilon"]
+
+
+@pytest.mark.parametrize("later", [1, 0])
+def test_a_neighbour_that_forges_receipts_is_named_and_stops_nobody(tmp_path, monkeypatch, later):
+    """Of places that the victim has not reached, or of other bytes: it goes on without the liar."""
+    acknowledgement = Links._acknowledgement
+
+    def forged(links, receipt):
+        if links.rules.member == 1:
+            receipt = receipt._replace(place=Place(receipt.place.round + later, 0), digest=bytes(32))
+        return acknowledgement(links, receipt)
+
+    monkeypatch.setattr(Links, "_acknowledgement", forged)
+    clinics = Clinics(tmp_path)
+    agreement = clinics.agree(graph="complete:3", rounds=6)
+    results = clinics.run(
+        agreement, {name: lambda name=name: clinics.join(agreement, name, settings=PATIENT) for name in clinics.names}
+    )
+    for name in ("Hill", "North"):
+        assert results[name]["rounds"] == 6
+        refused = [facts for event, facts in clinics.events[name] if event == "FrameRefused"]
+        assert {(facts["member"], facts["reason"]) for facts in refused} == {("Mercy", Reason.RECEIPT.value)}
+        assert [facts["member"] for event, facts in clinics.events[name] if event == "Lost"] == ["Mercy"]
 
 
 def test_what_is_not_proven_for_members_is_refused(tmp_path):

@@ -24,9 +24,11 @@ from tests.ledger.writer import planned
 FIRST, SECOND, NEXT = Place(1, 0), Place(1, 1), Place(2, 0)
 OWN = {"released": b"r", "model": b"m"}
 
+TAG = bytes(range(32))
+
 
 def receipt(place: Place, payload: bytes) -> Receipt:
-    return Receipt(place, hashlib.sha256(payload).digest())
+    return Receipt(place, hashlib.sha256(payload).digest(), TAG)
 
 
 @pytest.fixture
@@ -61,12 +63,15 @@ def test_a_place_has_one_message(steps):
 
 
 def test_a_sender_has_one_message_for_a_place(steps):
-    steps.record_received(FIRST, {"anna": b"one"})
+    steps.record_received(FIRST, {"anna": b"one"}, {"anna": TAG})
     steps.record_received(FIRST, {"anna": b"one", "berta": b"other"})
     with pytest.raises(InputError, match="a second, different message from anna"):
         steps.record_received(FIRST, {"anna": b"two"})
     assert steps.receipt("anna") == receipt(FIRST, b"one")
     assert steps.receipt("carla") is None
+    assert steps.receipt("berta") is None, "without the tag that came with it, it would prove nothing"
+    steps.record_step(FIRST, {})
+    assert steps.step(FIRST).received == {"anna": digest_of(b"one"), "berta": digest_of(b"other")}
 
 
 def test_that_nobody_was_heard_is_recorded(steps):
