@@ -15,11 +15,10 @@ import numpy as np
 
 from benchmarks.loop import settings
 from sottovoce.core.adjacency import Adjacency
-from sottovoce.federation.ledger_journal import LedgerJournal
+from sottovoce.federation.journal import Journal
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.lineages import PlannedRun, Stage
-from sottovoce.ledger.payloads import Payloads
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payloads import Payloads, Place
 from sottovoce.ledger.spending import Spending
 from sottovoce.ledger.steps import Steps
 from sottovoce.privacy.composition import GaussianLoss
@@ -103,7 +102,7 @@ def _rounds(parameters: int, neighbours: int, rounds: int) -> dict[str, list[flo
         spending = Spending(database)
         by_hand = ByHand(Path(place), 32, (3 + neighbours) * row.nbytes)
         spending.reserve(planned(rounds))
-        journal = LedgerJournal(
+        journal = Journal(
             Steps(database, RUN), [str(one) for one in range(neighbours + 1)], lambda at: _spent(spending, at)
         )
         for round in range(rounds):

@@ -23,16 +23,14 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.loop import peak_gigabytes, settings
-from sottovoce.federation.frame_stream import CHUNK
 from sottovoce.federation.grpc_links import GrpcLinks
 from sottovoce.federation.identity import Identity, create_identity, load_identity
-from sottovoce.federation.loopback import free_ports
-from sottovoce.federation.mailbox import LinkRules, PayloadRule
+from sottovoce.federation.link_rules import LinkRules, PayloadRule
 from sottovoce.federation.member import Member
-from sottovoce.federation.secure_grpc import grpc
+from sottovoce.federation.rehearsal import free_ports
+from sottovoce.federation.secure_grpc import CHUNK, grpc
 from sottovoce.federation.tls import acceptor_credentials, dialler_credentials, dials, name_option, recognise
-from sottovoce.ledger.payloads import Payloads
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payloads import Payloads, Place
 
 PATIENCE, MANY = 120.0, 10**6
 LARGEST = [("grpc.max_receive_message_length", 2 * CHUNK)]

@@ -27,7 +27,7 @@ from sottovoce.core.pair_masks import PairMasks, pair_key
 from sottovoce.core.sum_grid import sum_grid
 from sottovoce.federation.masked_sums import MaskedSums
 from sottovoce.federation.rehearsal import rehearse
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payloads import Place
 
 
 def processor_seconds(action: Callable[[], object], repeat: int = 5) -> float:

@@ -148,7 +148,7 @@ Confirmed = Annotated[
 
 def _confirm(folder: Path, agreement: "Agreement", confirmed: bool) -> None:
     """Note that fingerprints were compared, and say so."""
-    from sottovoce.federation.confirmation import CONFIRMED, confirm
+    from sottovoce.federation.member_folder import CONFIRMED, confirm
 
     if confirmed:
         confirm(folder, agreement)
@@ -161,7 +161,7 @@ def _confirm(folder: Path, agreement: "Agreement", confirmed: bool) -> None:
 
 def _show_unconfirmed(path: Path, folder: Path, agreement: "Agreement") -> None:
     """Say which fingerprints are to be compared: each by another way than the agreement came."""
-    from sottovoce.federation.confirmation import fingerprints, is_confirmed
+    from sottovoce.federation.member_folder import fingerprints, is_confirmed
 
     if is_confirmed(folder, agreement):
         return
@@ -194,7 +194,7 @@ def check(
     from sottovoce.federation.checking import check_neighbours
     from sottovoce.federation.identity import load_identity
     from sottovoce.federation.joining import member_number
-    from sottovoce.federation.member_settings import read_member_settings
+    from sottovoce.federation.member_folder import read_member_settings
 
     agreed = read_agreement(agreement)
     if against is not None:
@@ -241,10 +241,10 @@ def join(
     with ends_when_stopped():  # all that is imported takes seconds, on a busy machine many
         from sottovoce.distributed.launch import leave_with_launcher
         from sottovoce.federation.agreement import read_agreement
-        from sottovoce.federation.event_log import event_log
+        from sottovoce.federation.events import event_log
         from sottovoce.federation.identity import locked_identity
         from sottovoce.federation.joining import Watch, join_federation, member_number, member_table
-        from sottovoce.federation.member_settings import read_member_settings
+        from sottovoce.federation.member_folder import read_member_settings
 
     leave_with_launcher()
     given = {"--data": data, "--folder": folder, "--patience": patience, "--log": log}

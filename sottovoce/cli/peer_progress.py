@@ -17,7 +17,7 @@ from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
     from sottovoce.federation.agreement import Agreement
-    from sottovoce.federation.member_status import MemberStatus
+    from sottovoce.federation.member_folder import MemberStatus
     from sottovoce.federation.rehearsal import MemberProgress
     from sottovoce.support.json_numbers import JSON
 
@@ -29,8 +29,7 @@ DELTA = 1e-5
 def status(folder: Folder = Path("peer"), as_json: Json = False) -> None:
     """Show what this member has done and spent, also while it takes part. Example: sotto peer status --folder peer"""
     require_peers()
-    from sottovoce.federation.member_folder import LEDGER
-    from sottovoce.federation.member_status import member_status
+    from sottovoce.federation.member_folder import LEDGER, member_status
 
     found = member_status(folder)
     answer(_status_document(found), as_json, _runs_table(found))

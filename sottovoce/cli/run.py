@@ -18,7 +18,7 @@ from sottovoce.cli.output import Table, answer, facts, print_note, progress, tel
 from sottovoce.cli.progress_lines import activity
 from sottovoce.cli.run_files import code_beside, is_agreement, settings_document
 from sottovoce.cli.tracking import Track, tracked_live, wanted_trackers, write_tracked
-from sottovoce.distributed.environment import place_among_ranks
+from sottovoce.distributed.launch import place_among_ranks
 from sottovoce.errors import InputError, PeerLost, SottovoceError
 from sottovoce.privacy.rounding import round_up
 from sottovoce.support.limits import limits_are_lifted, size_text

@@ -1,7 +1,7 @@
 """How messages travel between nodes: the interface that the round loop uses, whichever process has the nodes.
 
 The loop asks a `Transport` to deliver what nodes send; it does not know where they live. `InProcess` has all of them
-here. `sottovoce.distributed.rank_transport` spreads them over ranks, each of which hosts a block. In a federation,
+here. `sottovoce.distributed.ranks` spreads them over ranks, each of which hosts a block. In a federation,
 `sottovoce.federation.peer_transport`, a member has one node, and others may be missing.
 
 Shapes: N nodes of the run, n nodes here, D parameters, E directed edges.

@@ -1,4 +1,7 @@
-"""Ranks on this machine: as many processes of `sotto` as asked for, which find each other by a file."""
+"""Ranks: which one this process is, and how as many processes of `sotto` as asked for are started on this machine.
+
+torchrun or `sotto` itself names the rank in the environment; ranks that `sotto` has started find each other by a file.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,41 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
-from sottovoce.distributed.environment import whole_number
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import InputError, SottovoceError, shortened
 from sottovoce.support.files import is_gone
 from sottovoce.support.processes import STOPPING_SIGNALS, end_with_parent, signals_blocked
+
+LARGEST = 2**31 - 1
+
+
+class Place(NamedTuple):
+    """A rank, counted from 0, and how many there are."""
+
+    rank: int
+    size: int
+
+
+def place_among_ranks() -> Place | None:
+    """This process's place among the ranks of a run; None where it is alone."""
+    size = whole_number("WORLD_SIZE", least=1) if "WORLD_SIZE" in os.environ else 1
+    if size == 1 or "RANK" not in os.environ:
+        return None
+    return Place(whole_number("RANK", most=size - 1), size)
+
+
+def whole_number(name: str, *, least: int = 0, most: int = LARGEST) -> int:
+    """The number that a variable of the environment holds."""
+    text = os.environ[name]
+    if not (text.isascii() and text.isdigit() and len(text) < 12 and least <= int(text) <= most):
+        raise InputError(
+            f"{name}={shortened(text)!r} in the environment",
+            f"it is a whole number from {least} to {most}",
+            f"unset {name}, or start the ranks with torchrun",
+        )
+    return int(text)
+
 
 MEETING = "SOTTOVOCE_MEETING"
 """Environment variable: the file by which ranks find each other."""

@@ -27,9 +27,8 @@ from sottovoce.core.mixing import Mixing
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.sum_grid import ModelGrid
 from sottovoce.core.transport import Delivered, Nodes, StartingRows, StoredRows, mixed_weight
-from sottovoce.distributed.exchange_plan import Crossing, NodeShard
 from sottovoce.distributed.sharded_feed import ShardedFeed
-from sottovoce.distributed.sharded_rows import Arrivals, Halo, ShardedRows, as_sharded, as_tensor
+from sottovoce.distributed.sharded_rows import Arrivals, Crossing, Halo, NodeShard, ShardedRows, as_sharded, as_tensor
 
 
 class Pending(Protocol):

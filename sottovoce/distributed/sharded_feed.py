@@ -27,8 +27,7 @@ from sottovoce.core.noise_sources import Sources
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.sum_grid import SumGrid
 from sottovoce.core.transport import Nodes
-from sottovoce.distributed.exchange_plan import NodeShard
-from sottovoce.distributed.sharded_rows import ShardedRows, as_sharded, as_tensor
+from sottovoce.distributed.sharded_rows import NodeShard, ShardedRows, as_sharded, as_tensor
 
 
 class ShardedFeed:

@@ -1,30 +1,222 @@
-"""Checks of all neighbours of a member, again and again until all is well or the time is over.
+"""Checks of all neighbours of a member: whether each can be reached, is the right one, and agrees.
 
-Whoever checks also answers: two members that both only check find each other. It takes no messages.
+They are made again and again until all is well or the time is over. Each begins with a look by TLS alone, because gRPC
+says no more than that a socket was closed. Whoever checks also answers: two members that both only check find each
+other. It takes no messages.
 """
 
 from __future__ import annotations
 
+import os
+import socket
+import ssl
+import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from sottovoce._version import __version__
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.comparison import KeyHashes
-from sottovoce.federation.grpc_links import GrpcLinks
+from sottovoce.federation.events import Checked, Disagreed, LinkEvent, named_keys
+from sottovoce.federation.frames import (
+    Frame,
+    Hello,
+    KeyHashes,
+    Kind,
+    Reason,
+    Refused,
+    differing_keys,
+    encode_hashes,
+)
+from sottovoce.federation.grpc_links import CLOCK, GrpcLinks, version_in
 from sottovoce.federation.identity import Identity
-from sottovoce.federation.link_events import Checked, Disagreed, LinkEvent
-from sottovoce.federation.mailbox import LinkRules, PayloadRule
+from sottovoce.federation.link_rules import LinkRules, PayloadRule
 from sottovoce.federation.member import Member
-from sottovoce.federation.neighbour_check import NeighbourCheck, check_neighbour, other_agreement, other_version
-from sottovoce.federation.tls_probe import TlsProbe
+from sottovoce.federation.secure_grpc import grpc
+from sottovoce.federation.tls import CHECK, COMPARE, VERSION, dialler_credentials, method_path, name_option
+from sottovoce.ledger.payloads import FIRST
+
+
+@dataclass(frozen=True)
+class TlsProbe:
+    """What a TLS handshake with a neighbour showed; `problem` is one sentence, or None where all is well.
+
+    `reachable` is whether its address answers, `right_certificate` whether it shows the certificate of the agreement,
+    `version` the version of TLS, `accepted` whether it takes this member's certificate. None is not known.
+    """
+
+    reachable: bool
+    right_certificate: bool | None = None
+    version: str | None = None
+    accepted: bool | None = None
+    problem: str | None = None
+
+
+def probe_tls(identity: Identity, neighbour: Member, timeout: float) -> TlsProbe:
+    """Shake hands with a neighbour that listens, and hang up."""
+    address = str(neighbour.address)
+    try:
+        connection = socket.create_connection(split_address(address), timeout)
+    except OSError as error:
+        return TlsProbe(False, problem=f"{address} cannot be reached: {error.strerror or error}.")
+    with connection:
+        try:
+            secured = _context(identity).wrap_socket(connection)
+        except (OSError, ValueError) as error:
+            return TlsProbe(True, problem=f"{address} answers, but not with TLS: {_reason(error)}.")
+        with secured:
+            return _look(secured, neighbour)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port.
+
+    >>> split_address("[2001:db8::1]:7443")
+    ('2001:db8::1', 7443)
+    """
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _look(secured: ssl.SSLSocket, neighbour: Member) -> TlsProbe:
+    """What a connection shows, up to the first byte that the neighbour sends."""
+    version = secured.version()
+    if secured.getpeercert(binary_form=True) != neighbour.certificate_bytes:
+        return TlsProbe(
+            True, False, version, problem=f"{neighbour.address} shows another certificate than the agreement."
+        )
+    if version != VERSION:
+        return TlsProbe(True, True, version, problem=f"{neighbour.address} speaks {version}; members speak {VERSION}.")
+    try:
+        accepted = bool(secured.recv(1))  # in TLS 1.3 a client learns only here whether its certificate was taken
+    except OSError:
+        accepted = False
+    if not accepted:
+        return TlsProbe(
+            True, True, version, False,
+            problem=f"{neighbour.name} does not accept this member's certificate; compare the agreements.",
+        )  # fmt: skip
+    return TlsProbe(True, True, version, True)
+
+
+def _context(identity: Identity) -> ssl.SSLContext:
+    """Takes any certificate and TLS 1.2 too: what is wrong with them is to be reported."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    file = os.memfd_create("identity")  # the ssl module reads keys from files only; this one is on no disk
+    try:
+        os.write(file, identity.tls_key + identity.member.certificate.encode())
+        context.load_cert_chain(f"/proc/self/fd/{file}")
+    finally:
+        os.close(file)
+    return context
+
+
+def _reason(error: Exception) -> str:
+    return error.reason.replace("_", " ").lower() if isinstance(error, ssl.SSLError) and error.reason else str(error)
+
+
+@dataclass(frozen=True)
+class NeighbourCheck:
+    """One neighbour. `problem` is what is wrong, in one sentence, or None; what is not known is None too.
+
+    `clock_difference` is how many seconds its clock is ahead of this one, `round_trip` how many a question takes,
+    `differing` the keys in which its agreement differs.
+    """
+
+    name: str
+    tls: TlsProbe
+    same_agreement: bool | None = None
+    version: str | None = None
+    clock_difference: float | None = None
+    round_trip: float | None = None
+    problem: str | None = None
+    differing: tuple[str, ...] = ()
+
+    @property
+    def same_version(self) -> bool | None:
+        """Whether it runs the same version of the package."""
+        return None if self.version is None else self.version == __version__
+
+
+def check_neighbour(
+    identity: Identity,
+    rules: LinkRules,
+    neighbour: Member,
+    timeout: float = 5.0,
+    key_hashes: KeyHashes | None = None,
+) -> NeighbourCheck:
+    """Reach a neighbour that listens, and ask it how things are; every wait ends after `timeout` seconds."""
+    tls = probe_tls(identity, neighbour, timeout)
+    if tls.problem is not None:
+        return NeighbourCheck(neighbour.name, tls, problem=tls.problem)
+    options = [name_option(neighbour), ("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
+    with grpc.secure_channel(neighbour.address, dialler_credentials(identity, neighbour), options) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout)
+            found = _ask(channel, rules, neighbour, tls, timeout)
+            return _compared(channel, found, key_hashes or {}, timeout) if found.same_agreement is False else found
+        except (grpc.RpcError, grpc.FutureTimeoutError, StopIteration):
+            problem = f"{neighbour.name} takes connections, but does not answer."
+            return NeighbourCheck(neighbour.name, tls, problem=problem)
+
+
+def _ask(channel: grpc.Channel, rules: LinkRules, neighbour: Member, tls: TlsProbe, timeout: float) -> NeighbourCheck:
+    asked, began = time.time(), time.perf_counter()
+    own = Frame(rules.agreement, FIRST, rules.member, Kind.HELLO, Hello(None).encode())
+    answers = channel.stream_stream(method_path(CHECK))(iter((own.encode(),)), timeout=timeout)
+    greeting = next(answers)
+    round_trip = time.perf_counter() - began
+    told = next(answers)
+    try:
+        version = version_in(greeting, rules)
+        (clock,) = CLOCK.unpack(told)
+    except Refused as refusal:
+        agreement = False if refusal.reason is Reason.AGREEMENT else None
+        return NeighbourCheck(
+            neighbour.name, tls, agreement, round_trip=round_trip, problem=_sentence(neighbour, refusal)
+        )
+    except struct.error:
+        return NeighbourCheck(neighbour.name, tls, problem=f"{neighbour.name} does not tell the time.")
+    ahead = clock - asked - round_trip / 2
+    problem = None if version == __version__ else other_version(neighbour, version)
+    return NeighbourCheck(neighbour.name, tls, True, version, ahead, round_trip, problem)
+
+
+def _sentence(neighbour: Member, refusal: Refused) -> str:
+    if refusal.reason is Reason.AGREEMENT:
+        return other_agreement(neighbour.name)
+    return f"{neighbour.name} answers in a way that this version does not understand; compare versions."
+
+
+def other_agreement(name: str, keys: Sequence[str] = ()) -> str:
+    """What is said of a neighbour with another agreement, which differs in these keys."""
+    differs = f": it differs in {named_keys(keys)}." if keys else "; compare the two files."
+    return f"{name} has another agreement{differs}"
+
+
+def _compared(channel: grpc.Channel, found: NeighbourCheck, own: KeyHashes, timeout: float) -> NeighbourCheck:
+    """The same, with the keys in which a neighbour's agreement differs, as far as it tells."""
+    try:
+        told = next(channel.stream_stream(method_path(COMPARE))(iter((encode_hashes(own),)), timeout=timeout))
+        keys = differing_keys(own, told)
+    except (grpc.RpcError, StopIteration, Refused):
+        return found
+    return replace(found, differing=keys, problem=other_agreement(found.name, keys))
+
+
+def other_version(neighbour: Member, version: str) -> str:
+    """What is said of a neighbour with another version of the package."""
+    return f"{neighbour.name} has version {version}, and this member {__version__}; install the same."
+
 
 PAUSE = 0.5
 """Seconds between two attempts to reach a neighbour."""

@@ -1,28 +1,36 @@
-"""The frames that travel between members: a header of fixed length, then a payload.
+"""What travels between members: frames, which are a header of fixed length and a payload, and hashes of agreements.
 
-    magic  version  kind  agreement hash  round  step  sender  payload length | payload
+    magic  version  kind  agreement hash  round  step  sender  payload length  tag | payload
 
-What arrives is never trusted: whatever the bytes are, reading them gives frames or raises `Refused`.
+What arrives is never trusted: whatever the bytes are, reading them gives something checked or raises `Refused`.
+
+In which keys two agreements differ is found from the hash of every value, and none of the values. Only neighbours are
+told them, over a connection on which both have shown their certificates.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from sottovoce._version import __version__
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.links import MemberNumber
-from sottovoce.ledger.places import Place, Receipt
+from sottovoce.ledger.payloads import FIRST, NO_TAG, Place, Receipt
+from sottovoce.support.text import parse_json
 
-VERSION = 1
+MemberNumber: TypeAlias = int
+"""A member, by the number of its node in the agreement."""
+
+VERSION = 2
 """Of the protocol. Members with different ones do not talk to each other."""
 
 MAGIC = b"soto"
-HEADER = struct.Struct("<4sHH32sIIIQ")
+HEADER = struct.Struct("<4sHH32sIIIQ32s")
 RECEIPT = struct.Struct("<?II32s")
 ABSENCE = struct.Struct("<II")
 DIGEST = 32
@@ -42,6 +50,7 @@ class Reason(Enum):
     TOO_EARLY = "its place is too far ahead"
     TOO_OLD = "its place is long over"
     RANGE = "it has values that are not finite or beyond the agreed range"
+    RECEIPT = "it acknowledges a message that this member has never made"
     EQUIVOCATION = "another message was received for the same place"
 
 
@@ -72,9 +81,9 @@ MESSAGES = (Kind.MESSAGE, Kind.MASKED)
 class Frame:
     """One frame. `place` is that of the message or of what is acknowledged; otherwise where the sender stands.
 
-    `digest` is the SHA-256 of a message that was received. Messages of secure sums are masked, and of a kind of their
-    own: neither is taken for the other. Who is absent stands at the next place at which it will send something, and
-    names the first one at which it does not.
+    `digest` is the SHA-256 of a message that was received. `tag` comes with a message, and goes back with its receipt.
+    Messages of secure sums are masked, and of a kind of their own: neither is taken for the other. Who is absent stands
+    at the next place at which it will send something, and names the first one at which it does not.
     """
 
     agreement: bytes
@@ -82,11 +91,13 @@ class Frame:
     sender: MemberNumber
     kind: Kind
     payload: bytes = b""
+    tag: bytes = NO_TAG
     digest: bytes | None = field(default=None, compare=False)
 
     def header(self) -> bytes:
         """The bytes before the payload."""
-        return HEADER.pack(MAGIC, VERSION, self.kind, self.agreement, *self.place, self.sender, len(self.payload))
+        length = len(self.payload)
+        return HEADER.pack(MAGIC, VERSION, self.kind, self.agreement, *self.place, self.sender, length, self.tag)
 
     def encode(self) -> bytes:
         """The bytes that travel."""
@@ -100,6 +111,7 @@ class Header(NamedTuple):
     place: Place
     sender: MemberNumber
     length: int
+    tag: bytes
 
 
 @dataclass(frozen=True)
@@ -112,18 +124,18 @@ class Hello:
     def encode(self) -> bytes:
         """The payload of the frame."""
         known = self.receipt is not None
-        place, digest = self.receipt or Receipt(Place(0, 0), bytes(DIGEST))
+        place, digest, _ = self.receipt or Receipt(FIRST, bytes(DIGEST), NO_TAG)
         return RECEIPT.pack(known, *place, digest) + self.version.encode()[:LONGEST_VERSION]
 
 
 def hello_in(frame: Frame) -> Hello:
-    """What a hello says."""
+    """What a hello says; the tag of its receipt is that of the frame."""
     try:
         known, round, step, digest = RECEIPT.unpack_from(frame.payload)
         version = frame.payload[RECEIPT.size :].decode("ascii")
     except (struct.error, UnicodeDecodeError):
         raise Refused(Reason.FORMAT) from None
-    return Hello(Receipt(Place(round, step), digest) if known else None, version)
+    return Hello(Receipt(Place(round, step), digest, frame.tag) if known else None, version)
 
 
 def absence_in(frame: Frame) -> Place:
@@ -133,7 +145,7 @@ def absence_in(frame: Frame) -> Place:
 
 def receipt_in(frame: Frame) -> Receipt:
     """What an acknowledgement acknowledges."""
-    return Receipt(frame.place, frame.payload)
+    return Receipt(frame.place, frame.payload, frame.tag)
 
 
 class _Unfinished:
@@ -155,9 +167,9 @@ class _Unfinished:
 
     def frame(self, agreement: bytes) -> Frame:
         """The frame, which is whole."""
-        kind, place, sender, _ = self._header
+        kind, place, sender, _, tag = self._header
         digest = None if self._hash is None else self._hash.digest()
-        return Frame(agreement, place, sender, kind, b"".join(self._parts), digest)
+        return Frame(agreement, place, sender, kind, b"".join(self._parts), tag, digest)
 
 
 class FrameReader:
@@ -192,7 +204,7 @@ class FrameReader:
         return frames
 
     def _checked(self, header: bytes) -> Header:
-        magic, version, kind, agreement, round, step, sender, length = HEADER.unpack(header)
+        magic, version, kind, agreement, round, step, sender, length, tag = HEADER.unpack(header)
         if magic != MAGIC:
             raise Refused(Reason.FORMAT)
         if version != VERSION:
@@ -205,9 +217,35 @@ class FrameReader:
             raise Refused(Reason.FORMAT)
         if not self._fits(Kind(kind), length):
             raise Refused(Reason.LENGTH)
-        return Header(Kind(kind), Place(round, step), sender, length)
+        return Header(Kind(kind), Place(round, step), sender, length, tag)
 
     def _fits(self, kind: Kind, length: int) -> bool:
         if kind is Kind.HELLO:
             return RECEIPT.size <= length <= RECEIPT.size + LONGEST_VERSION
         return length == self._lengths[kind]
+
+
+KeyHashes: TypeAlias = Mapping[str, str]
+"""Of an agreement: hashes of values, by key."""
+
+LAST = "nonce"
+"""Differs between any two agreements that were made apart, and explains least."""
+
+
+def encode_hashes(hashes: KeyHashes) -> bytes:
+    """As they travel."""
+    return json.dumps(dict(hashes), sort_keys=True, separators=(",", ":")).encode()
+
+
+def differing_keys(own: KeyHashes, told: object) -> tuple[str, ...]:
+    """The keys in which a neighbour's agreement differs, from what it told; `Refused` if that are no hashes."""
+    if not isinstance(told, bytes):
+        raise Refused(Reason.FORMAT)
+    try:
+        theirs = parse_json(told)
+    except ValueError:
+        raise Refused(Reason.FORMAT) from None
+    if not isinstance(theirs, dict):
+        raise Refused(Reason.FORMAT)
+    different = {key for key in own.keys() | theirs.keys() if own.get(key) != theirs.get(key)}
+    return tuple(sorted(different, key=lambda key: (key == LAST, key)))

@@ -9,22 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import struct
+import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.comparison import KeyHashes, differing_keys, encode_hashes
-from sottovoce.federation.connection import Connection
-from sottovoce.federation.endpoint import NOTHING_SEEN, Endpoint
-from sottovoce.federation.event_loop import EventLoop
-from sottovoce.federation.frame_stream import FrameStream, StreamEnded, stream_errors
-from sottovoce.federation.frames import Frame, Reason, Refused
-from sottovoce.federation.identity import Identity
-from sottovoce.federation.link_events import (
+from sottovoce.federation.connection import Connection, FrameStream, StreamEnded, stream_errors
+from sottovoce.federation.events import (
     Awaited,
     Checked,
     Connected,
@@ -36,13 +32,24 @@ from sottovoce.federation.link_events import (
     Report,
     StrangerRefused,
 )
-from sottovoce.federation.link_settings import LinkSettings, Pauses
-from sottovoce.federation.links import FIRST, MemberNumber
-from sottovoce.federation.mailbox import LinkRules
+from sottovoce.federation.frames import (
+    Frame,
+    FrameReader,
+    KeyHashes,
+    Kind,
+    MemberNumber,
+    Reason,
+    Refused,
+    differing_keys,
+    encode_hashes,
+    hello_in,
+)
+from sottovoce.federation.identity import Identity, receipt_key
+from sottovoce.federation.link_rules import LinkRules
+from sottovoce.federation.links import NOTHING_SEEN, Links
 from sottovoce.federation.member import Member
-from sottovoce.federation.member_settings import FILE as SETTINGS
-from sottovoce.federation.neighbour_check import CLOCK, version_in
-from sottovoce.federation.secure_grpc import grpc
+from sottovoce.federation.member_folder import SETTINGS
+from sottovoce.federation.secure_grpc import LinkSettings, Pauses, grpc
 from sottovoce.federation.tls import (
     CHECK,
     COMPARE,
@@ -55,7 +62,55 @@ from sottovoce.federation.tls import (
     name_option,
     recognise,
 )
-from sottovoce.ledger.places import Place, Receipt
+from sottovoce.ledger.payloads import FIRST, Place, Receipt
+
+Value = TypeVar("Value")
+
+ENDING = 10.0
+"""Seconds that tasks have to end in, once they were cancelled."""
+
+
+class EventLoop:
+    """Coroutines for threads that have no event loop; it ends with the block that it is used in."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="sottovoce-links", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def run(self, coroutine: Coroutine[Any, Any, Value], timeout: float) -> Value:
+        """What a coroutine returns; `TimeoutError` if that takes longer."""
+        return asyncio.run_coroutine_threadsafe(asyncio.wait_for(coroutine, timeout), self._loop).result()
+
+    def _serve(self) -> None:
+        self._loop.run_forever()
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self._loop.run_until_complete(asyncio.wait(tasks, timeout=ENDING))
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+
+CLOCK = struct.Struct("<d")
+"""How a member tells its time: seconds since 1970."""
+
+
+def version_in(greeting: bytes, rules: LinkRules) -> str:
+    """The version of the package that a hello of the same agreement names."""
+    frames = FrameReader(rules.agreement, rules.payload.length).feed(greeting)
+    if len(frames) != 1 or frames[0].kind is not Kind.HELLO:
+        raise Refused(Reason.FORMAT)
+    return hello_in(frames[0]).version
+
 
 LONGEST_START = 30.0
 """Seconds in which a member listens, on a busy machine too, and in which all has ended after the last frames."""
@@ -82,7 +137,7 @@ class Edge:
     reported: dict[type[LinkEvent], float] = field(default_factory=dict)
 
 
-class GrpcLinks(Endpoint):
+class GrpcLinks(Links):
     """The links of one member over gRPC.
 
     `members` are the public parts of its neighbours, by number. It listens at `bind`, by default at the port of its own
@@ -105,7 +160,7 @@ class GrpcLinks(Endpoint):
         exchanges: bool = True,
         key_hashes: KeyHashes = NO_KEYS,
     ) -> None:
-        super().__init__(rules, at=at, seen=seen)
+        super().__init__(rules, at=at, seen=seen, receipt_key=receipt_key(identity))
         self._exchanges, self._key_hashes = exchanges, key_hashes
         self._identity, self._report, self._settings = identity, report, settings or LinkSettings()
         self._bind = bind or _default_bind(str(identity.member.address))
@@ -115,7 +170,6 @@ class GrpcLinks(Endpoint):
         self._stopping = self._met_strangers = False
         self._awaited: tuple[Set[MemberNumber], float] = frozenset(), 0.0
         self.port: int | None = None
-        self.wire_bytes = 0
 
     def __enter__(self) -> Self:
         self._loop.__enter__()
@@ -195,7 +249,7 @@ class GrpcLinks(Endpoint):
         """Carry on a stream that a neighbour has opened, unless it opens them too often."""
         edge = await self._recognised(context)
         now = time.monotonic()
-        if self._stopping or now < edge.not_before:
+        if self._stopping or now < edge.not_before or self.is_distrusted(edge.number):
             return
         edge.not_before = now + next(edge.pauses)
         # apart from the first chunk: gRPC cannot end a stream while it still sends the two together
@@ -265,7 +319,7 @@ class GrpcLinks(Endpoint):
     # --- whoever dials ---------------------------------------------------------------------------------------------
 
     async def _keep_dialling(self, edge: Edge) -> None:
-        while not self._stopping:
+        while not self._stopping and not self.is_distrusted(edge.number):
             with contextlib.suppress(StreamEnded):
                 await self._dial(edge)
             if not self._stopping:
@@ -305,7 +359,7 @@ class GrpcLinks(Endpoint):
     async def _carry(self, edge: Edge, stream: FrameStream, finish: Callable[[], Awaitable[None]] | None) -> None:
         """Make a stream the connection of its neighbour, in place of an earlier one, until it ends."""
         connection = Connection(
-            stream, self._settings, take=partial(self.arrived, edge.number),
+            stream, self._settings, take=partial(self._take, edge),
             refused=partial(self._refused, edge.number), greeted=lambda: self._report(Connected(edge.number)),
             talks=edge.number in self.rules.receivers, finish=finish,
         )  # fmt: skip
@@ -328,6 +382,15 @@ class GrpcLinks(Endpoint):
                 self._report(Lost(edge.number, reason))
             if time.monotonic() - began > self._settings.longest_pause:
                 edge.pauses.reset()
+
+    def _take(self, edge: Edge, frame: Frame) -> None:
+        """Take in a frame; whoever goes on sending forged receipts is not listened to any longer."""
+        try:
+            self.arrived(edge.number, frame)
+        except Refused:
+            if edge.connection is not None and self.is_distrusted(edge.number):
+                edge.connection.drop("it acknowledged messages that this member has never made")
+            raise
 
     def _refused(self, neighbour: MemberNumber, reason: Reason) -> None:
         self._report(FrameRefused(neighbour, reason))

@@ -15,7 +15,7 @@ import datetime
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +23,13 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, x25519
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import NameOID
 
+from sottovoce.core.pair_masks import PURPOSE, pair_key
 from sottovoce.errors import InputError
+from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.member import SUFFIX, Member, check_member, check_name, read_member
 from sottovoce.run.lock import locked
 from sottovoce.support.config import read_settings_file
@@ -285,3 +289,32 @@ def _make_folder(folder: Path) -> None:
     except OSError as error:
         raise InputError(f"{folder}: {error.strerror}", "an identity needs a folder", "use another --folder") from None
     check_private(folder)
+
+
+def receipt_key(identity: Identity) -> bytes:
+    """Under which a member tags what it sends, so that it knows receipts of its own messages.
+
+    It follows from the member's secret alone: a ledger that was put back does not change it, nor another certificate.
+    """
+    return HKDF(hashes.SHA256(), 32, salt=None, info=b"sottovoce receipts").derive(identity.secret)
+
+
+def mask_keys(identity: Identity, agreement: Agreement, others: Iterable[str]) -> dict[str, bytes]:
+    """The keys of this member's masks with others, who need not be its neighbours, by name."""
+    return {other: _secret(identity, agreement, other, PURPOSE) for other in others}
+
+
+def pair_secrets(identity: Identity, agreement: Agreement, purpose: str) -> dict[tuple[int, int], bytes]:
+    """The secret that this member shares with each of its neighbours, by the numbers of both."""
+    own, names = identity.member.name, agreement.names
+    return {
+        (names.index(own), names.index(other)): _secret(identity, agreement, other, purpose)
+        for other in agreement.neighbours(own)
+    }
+
+
+def _secret(identity: Identity, agreement: Agreement, other: str, purpose: str) -> bytes:
+    """HKDF of the shared point, over purpose, agreement and both names."""
+    theirs = X25519PublicKey.from_public_bytes(bytes.fromhex(agreement.member(other).exchange_key))
+    shared = X25519PrivateKey.from_private_bytes(identity.exchange_key).exchange(theirs)
+    return pair_key(shared, identity.member.name, other, agreement=bytes.fromhex(agreement.hash), purpose=purpose)

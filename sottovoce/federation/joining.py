@@ -28,31 +28,33 @@ from sottovoce.core.pair_masks import PairMasks
 from sottovoce.core.secret_source import SecretSource
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.federation.accounted_run import AccountedRun, account_run, record_account, recorded_run
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.attendance import Absences, StepAttendance
 from sottovoce.federation.clock import MonotonicClock
-from sottovoce.federation.comparison import named_keys
-from sottovoce.federation.confirmation import require_confirmed
-from sottovoce.federation.event_log import link_event
+from sottovoce.federation.events import LinkEvent, link_event, named_keys
 from sottovoce.federation.grpc_links import GrpcLinks
-from sottovoce.federation.identity import Identity
-from sottovoce.federation.ledger_journal import LedgerJournal
-from sottovoce.federation.link_events import LinkEvent
-from sottovoce.federation.link_rules import link_rules
-from sottovoce.federation.links import FIRST
-from sottovoce.federation.mailbox import LinkRules
+from sottovoce.federation.guarantees import AccountedRun, account_run, record_account, recorded_run
+from sottovoce.federation.identity import Identity, mask_keys, pair_secrets
+from sottovoce.federation.journal import Journal, decode_state, encode_state
+from sottovoce.federation.link_rules import LinkRules, link_rules
 from sottovoce.federation.masked_sums import mask_partners
-from sottovoce.federation.member_folder import ATTENDANCE, LEDGER, run_folder, whole_lines
-from sottovoce.federation.member_settings import MemberSettings
-from sottovoce.federation.member_state import decode_state, encode_state
-from sottovoce.federation.member_status import check_not_behind, heard_over_run, sums_known
-from sottovoce.federation.pair_secrets import mask_keys, pair_secrets
+from sottovoce.federation.member_folder import (
+    ATTENDANCE,
+    LEDGER,
+    MemberSettings,
+    check_not_behind,
+    heard_over_run,
+    require_confirmed,
+    run_folder,
+    sums_known,
+    whole_lines,
+)
 from sottovoce.federation.peer_transport import PeerTransport, peer_transport
 from sottovoce.learning.tables import Table, read_table
-from sottovoce.ledger.database import open_ledger
+from sottovoce.ledger.database import Database, open_ledger
 from sottovoce.ledger.mask_keys import MaskKeys
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payload_file import flush_folder
+from sottovoce.ledger.payloads import FIRST, Place
 from sottovoce.ledger.spending import Spending
 from sottovoce.ledger.steps import Steps
 from sottovoce.report.page import write_page_of
@@ -127,14 +129,15 @@ def join_federation(
     """
     member, files = member_number(agreement, identity), RunFiles(run_folder(identity.folder, agreement))
     require_confirmed(identity.folder, agreement, file)
-    finished = files.document(files.result)
-    if finished is not None:
-        write_page_of(files.folder, again=False)  # a process may have been killed before it wrote it
-        watch.event("finished", {})
-        return finished
     with ExitStack() as until:
         until.enter_context(owner_only())
         database = until.enter_context(open_ledger(identity.folder / LEDGER))
+        finished = files.document(files.result)
+        if finished is not None:  # a process may have been killed after it wrote the result
+            write_page_of(files.folder, again=False)
+            _close(database, agreement)
+            watch.event("finished", {})
+            return finished
         spending, tables = Spending(database), {identity.member.name: table}
         with ends_when_stopped():
             accounted = recorded_run(database, files, agreement, tables) or account_run(agreement, tables)
@@ -144,7 +147,7 @@ def join_federation(
         record_account(database, agreement, privacy)
         del accounted  # what was traced takes memory that training may need
         label = None if keys is None else keys.label
-        journal = LedgerJournal(Steps(database, agreement.hash), agreement.names, _spend(spending, agreement), label)
+        journal = Journal(Steps(database, agreement.hash), agreement.names, _spend(spending, agreement), label)
         check_not_behind(files.folder, journal.newest(), database.path)
         begun = journal.recorded_state()
         if begun is not None and not resume:
@@ -164,11 +167,22 @@ def join_federation(
             if database.is_usable:
                 spending.withdraw(agreement.hash)
             raise
-        journal.erase_noise()
-        if keys is not None:
-            keys.erase()
+        result = run.finish(privacy, seconds, scores)
+        flush_folder(files.folder)
+        _close(database, agreement)
+        return result
+
+
+def _close(database: Database, agreement: Agreement) -> None:
+    """The last acts of a run, after its result is on the disk: erase what only its rounds needed, and settle its cost.
+
+    All of them may be repeated: whoever was killed here starts again, and finds the result.
+    """
+    Steps(database, agreement.hash).erase_noise()
+    MaskKeys(database, agreement.hash).erase()
+    spending = Spending(database)
+    if spending.recorded(agreement.hash) is not None:
         spending.settle(agreement.hash)
-        return run.finish(privacy, seconds, scores)
 
 
 def _mask_keys(
@@ -259,7 +273,7 @@ class _MemberRun:
     settings: MemberSettings
     privacy: PrivacyDocument
     training_run: TrainingRun
-    journal: LedgerJournal
+    journal: Journal
     files: RunFiles
     watch: Watch
     member: int

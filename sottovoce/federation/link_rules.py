@@ -1,8 +1,13 @@
-"""What the messages of an agreement are, and whether one may be missing: read from the algorithm that runs."""
+"""What the messages of an agreement are, who sends them to whom, and whether one may be missing.
+
+All of it follows from the agreement and the algorithm that runs.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -13,9 +18,96 @@ from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
-from sottovoce.federation.links import MemberNumber
-from sottovoce.federation.mailbox import LinkRules, PayloadRule
+from sottovoce.federation.frames import Kind, MemberNumber, Reason, Refused
 from sottovoce.federation.masked_sums import WORD, check_sums
+from sottovoce.ledger.payloads import Place
+
+AHEAD = 2
+"""So many places a neighbour may be ahead. Who sends the next message once the one before it is acknowledged stays
+within: a message is acknowledged when at most one place is left before its own."""
+
+KEPT = AHEAD + 2
+"""For so many places, and for the whole of a round, what was sent is kept for those that have not acknowledged it."""
+
+
+@dataclass(frozen=True)
+class PayloadRule:
+    """What the payload of every message must be: little-endian numbers of the run's precision, or a compressed row.
+
+    With `masked` they are integers modulo 2^64 under masks, of which nothing but their number can be checked.
+    With `largest_weight` the last number is push-sum's weight, which lies above 0. `decompress` gives the numbers of a
+    compressed row, and may raise anything that indexing does.
+    """
+
+    length: int
+    precision: Precision
+    least: float = -math.inf
+    largest: float = math.inf
+    largest_weight: float | None = None
+    decompress: Callable[[bytes], Reals] | None = None
+    masked: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of frame that carries it."""
+        return Kind.MASKED if self.masked else Kind.MESSAGE
+
+    def check(self, payload: bytes) -> None:
+        """Refuse what is too short or long, not finite, or beyond the agreed range."""
+        if len(payload) != self.length:
+            raise Refused(Reason.LENGTH)
+        if self.masked:
+            return
+        numbers = self._numbers(payload)
+        row = numbers if self.largest_weight is None else numbers[:-1]
+        finite = np.finfo(self.precision)
+        least, largest = max(self.least, float(finite.min)), min(self.largest, float(finite.max))
+        if row.size and not (least <= row.min() and row.max() <= largest):
+            raise Refused(Reason.RANGE)
+        if self.largest_weight is not None and not 0 < numbers[-1] <= self.largest_weight:
+            raise Refused(Reason.RANGE)
+
+    def _numbers(self, payload: bytes) -> Reals:
+        if self.decompress is None:
+            return np.frombuffer(payload, dtype=self.precision.newbyteorder("<"))
+        try:
+            with np.errstate(all="ignore"):
+                return self.decompress(payload)
+        except (IndexError, ValueError):
+            raise Refused(Reason.RANGE) from None
+
+
+@dataclass(frozen=True)
+class LinkRules:
+    """What the agreement says about one member's links: who speaks to whom, and what messages must be."""
+
+    agreement: bytes
+    member: MemberNumber
+    senders: frozenset[MemberNumber]
+    receivers: frozenset[MemberNumber]
+    rounds: int
+    steps: int
+    payload: PayloadRule
+
+    @property
+    def neighbours(self) -> frozenset[MemberNumber]:
+        """All members that this one sends to or receives from."""
+        return self.senders | self.receivers
+
+    def index(self, place: Place) -> int:
+        """How many places come before this one; the end of the run is a place too, at which nothing is sent."""
+        if not 0 <= place.step < self.steps or place > Place(self.rounds, 0):
+            raise Refused(Reason.PLACE)
+        return place.round * self.steps + place.step
+
+    def later(self, place: Place, places: int) -> Place:
+        """The place that comes so many places after another, or before it, not before the first."""
+        return Place(*divmod(max(0, self.index(place) + places), self.steps))
+
+    def oldest_kept(self, place: Place) -> Place:
+        """The first place whose messages whoever is at a place still has for others."""
+        return min(Place(place.round, 0), self.later(place, -KEPT))
+
 
 ANY = (-math.inf, math.inf)
 """All values that are finite."""

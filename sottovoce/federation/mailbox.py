@@ -1,113 +1,25 @@
-"""What a member accepts from its neighbours: one payload for each place at hand, of the right length and range.
+"""What a member accepts from its neighbours, and what it has sent them lately.
 
-A payload is kept until its place is over, its SHA-256 for some places longer. So memory for each neighbour is bounded,
-whatever it sends: `AHEAD + 1` payloads and `REMEMBERED` digests.
+Of each neighbour it takes one payload for each place at hand, of the right length and range. A payload is kept until
+its place is over, its SHA-256 for some places longer. So memory for each neighbour is bounded, whatever it sends:
+`AHEAD + 1` payloads and `REMEMBERED` digests.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable, Iterable, Mapping, Set
+import hmac
+import struct
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
-from sottovoce.core.arrays import Precision, Reals
-from sottovoce.federation.frames import Kind, Reason, Refused
-from sottovoce.federation.links import MemberNumber
-from sottovoce.ledger.payloads import Payloads
-from sottovoce.ledger.places import Place, Receipt
-
-AHEAD = 2
-"""So many places a neighbour may be ahead. Who sends the next message once the one before it is acknowledged stays
-within: a message is acknowledged when at most one place is left before its own."""
-
-KEPT = AHEAD + 2
-"""For so many places, and for the whole of a round, what was sent is kept for those that have not acknowledged it."""
+from sottovoce.federation.frames import MemberNumber, Reason, Refused
+from sottovoce.federation.link_rules import AHEAD, LinkRules
+from sottovoce.ledger.payloads import NO_TAG, Payloads, Place, Receipt
 
 REMEMBERED = 64
 """For so many places that are over it is known what was received."""
-
-
-@dataclass(frozen=True)
-class PayloadRule:
-    """What the payload of every message must be: little-endian numbers of the run's precision, or a compressed row.
-
-    With `masked` they are integers modulo 2^64 under masks, of which nothing but their number can be checked.
-    With `largest_weight` the last number is push-sum's weight, which lies above 0. `decompress` gives the numbers of a
-    compressed row, and may raise anything that indexing does.
-    """
-
-    length: int
-    precision: Precision
-    least: float = -math.inf
-    largest: float = math.inf
-    largest_weight: float | None = None
-    decompress: Callable[[bytes], Reals] | None = None
-    masked: bool = False
-
-    @property
-    def kind(self) -> Kind:
-        """The kind of frame that carries it."""
-        return Kind.MASKED if self.masked else Kind.MESSAGE
-
-    def check(self, payload: bytes) -> None:
-        """Refuse what is too short or long, not finite, or beyond the agreed range."""
-        if len(payload) != self.length:
-            raise Refused(Reason.LENGTH)
-        if self.masked:
-            return
-        numbers = self._numbers(payload)
-        row = numbers if self.largest_weight is None else numbers[:-1]
-        finite = np.finfo(self.precision)
-        least, largest = max(self.least, float(finite.min)), min(self.largest, float(finite.max))
-        if row.size and not (least <= row.min() and row.max() <= largest):
-            raise Refused(Reason.RANGE)
-        if self.largest_weight is not None and not 0 < numbers[-1] <= self.largest_weight:
-            raise Refused(Reason.RANGE)
-
-    def _numbers(self, payload: bytes) -> Reals:
-        if self.decompress is None:
-            return np.frombuffer(payload, dtype=self.precision.newbyteorder("<"))
-        try:
-            with np.errstate(all="ignore"):
-                return self.decompress(payload)
-        except (IndexError, ValueError):
-            raise Refused(Reason.RANGE) from None
-
-
-@dataclass(frozen=True)
-class LinkRules:
-    """What the agreement says about one member's links: who speaks to whom, and what messages must be."""
-
-    agreement: bytes
-    member: MemberNumber
-    senders: frozenset[MemberNumber]
-    receivers: frozenset[MemberNumber]
-    rounds: int
-    steps: int
-    payload: PayloadRule
-
-    @property
-    def neighbours(self) -> frozenset[MemberNumber]:
-        """All members that this one sends to or receives from."""
-        return self.senders | self.receivers
-
-    def index(self, place: Place) -> int:
-        """How many places come before this one; the end of the run is a place too, at which nothing is sent."""
-        if not 0 <= place.step < self.steps or place > Place(self.rounds, 0):
-            raise Refused(Reason.PLACE)
-        return place.round * self.steps + place.step
-
-    def later(self, place: Place, places: int) -> Place:
-        """The place that comes so many places after another, or before it, not before the first."""
-        return Place(*divmod(max(0, self.index(place) + places), self.steps))
-
-    def oldest_kept(self, place: Place) -> Place:
-        """The first place whose messages whoever is at a place still has for others."""
-        return min(Place(place.round, 0), self.later(place, -KEPT))
 
 
 class Equivocation(NamedTuple):
@@ -128,13 +40,15 @@ class Mailbox:
     def __init__(self, rules: LinkRules, at: Place, seen: Mapping[MemberNumber, Receipt]) -> None:
         self._rules, self.at = rules, at
         self._payloads: dict[MemberNumber, dict[Place, bytes]] = {sender: {} for sender in rules.senders}
-        self._digests: dict[MemberNumber, dict[Place, bytes]] = {sender: {} for sender in rules.senders}
+        self._receipts: dict[MemberNumber, dict[Place, Receipt]] = {sender: {} for sender in rules.senders}
         for sender, receipt in seen.items():
-            self._digests[sender][receipt.place] = receipt.digest
+            self._receipts[sender][receipt.place] = receipt
         self._too_early: dict[MemberNumber, Place] = {}
         self.equivocations: dict[MemberNumber, Equivocation] = {}
 
-    def take(self, sender: MemberNumber, place: Place, payload: bytes, digest: bytes | None = None) -> Receipt | None:
+    def take(
+        self, sender: MemberNumber, place: Place, payload: bytes, digest: bytes | None = None, tag: bytes = NO_TAG
+    ) -> Receipt | None:
         """Accept the payload of a place, once; the receipt is to be returned now, or when `advance` gives it.
 
         The same payload again gives its receipt again. Another one is refused, and never used. `digest` is its SHA-256,
@@ -143,16 +57,16 @@ class Mailbox:
         if sender not in self._rules.senders:
             raise Refused(Reason.STRANGER)
         self._check_place(sender, place)
-        digest, known = digest or hashlib.sha256(payload).digest(), self._digests[sender]
-        if place in known and known[place] != digest:
-            self.equivocations.setdefault(sender, Equivocation(sender, place, known[place], digest))
+        digest, known = digest or hashlib.sha256(payload).digest(), self._receipts[sender]
+        if place in known and known[place].digest != digest:
+            self.equivocations.setdefault(sender, Equivocation(sender, place, known[place].digest, digest))
             raise Refused(Reason.EQUIVOCATION)
         if place not in known:
             self._rules.payload.check(payload)
-            known[place] = digest
+            known[place] = Receipt(place, digest, tag)
             if place >= self.at:
                 self._payloads[sender][place] = payload
-        return Receipt(place, digest) if place <= self._newest_acknowledged() else None
+        return known[place] if place <= self._newest_acknowledged() else None
 
     def _check_place(self, sender: MemberNumber, place: Place) -> None:
         distance = self._rules.index(place) - self._rules.index(self.at)
@@ -174,13 +88,11 @@ class Mailbox:
             for old in [one for one in payloads if one < place]:
                 del payloads[old]
         due = []
-        for sender, digests in self._digests.items():
-            due += [
-                (sender, Receipt(*one)) for one in digests.items() if before < one[0] <= self._newest_acknowledged()
-            ]
-            newest = max(digests, default=None)
-            for old in [one for one in digests if one < oldest and one != newest]:
-                del digests[old]
+        for sender, receipts in self._receipts.items():
+            due += [(sender, one) for at, one in receipts.items() if before < at <= self._newest_acknowledged()]
+            newest = max(receipts, default=None)
+            for old in [one for one in receipts if one < oldest and one != newest]:
+                del receipts[old]
         return due
 
     def _newest_acknowledged(self) -> Place:
@@ -191,13 +103,14 @@ class Mailbox:
         here = [sender for sender in senders if place in self._payloads[sender]]
         return Payloads(
             {sender: self._payloads[sender][place] for sender in here},
-            {sender: self._digests[sender][place] for sender in here},
+            {sender: self._receipts[sender][place].digest for sender in here},
+            {sender: self._receipts[sender][place].tag for sender in here},
         )
 
     def newest_receipt(self, sender: MemberNumber) -> Receipt | None:
         """What was received from a neighbour for its newest place."""
-        digests = self._digests.get(sender)
-        return Receipt(*max(digests.items())) if digests else None
+        receipts = self._receipts.get(sender)
+        return receipts[max(receipts)] if receipts else None
 
     def wanted_again(self, senders: Set[MemberNumber]) -> Set[MemberNumber]:
         """Senders whose message came too early, and would be accepted now: each is named once."""
@@ -206,3 +119,75 @@ class Mailbox:
         for sender in found:
             del self._too_early[sender]
         return found
+
+
+PROVEN = struct.Struct("<III")
+"""A place and a receiver, as they enter a tag."""
+
+
+@dataclass
+class SentPayload:
+    """A payload with its SHA-256, and whether its receiver has acknowledged it."""
+
+    payload: bytes
+    digest: bytes
+    acknowledged: bool = False
+
+
+class Outbox:
+    """Payloads by receiver and place, until they are forgotten. Not thread-safe by itself: whoever has it holds a lock.
+
+    A payload is kept beyond its acknowledgement: its receiver may be killed before it has used it, and ask again.
+
+    A receipt counts only with the tag of its message: HMAC of agreement, place, receiver and SHA-256 under a key that
+    no other member has. So a receipt of what is not known here shows that this member has sent it, by another process
+    and with a ledger that is lost; a receiver cannot make one up.
+    """
+
+    def __init__(self, rules: LinkRules, key: bytes) -> None:
+        self._agreement, self._key = rules.agreement, key
+        self._sent: dict[MemberNumber, dict[Place, SentPayload]] = {receiver: {} for receiver in rules.receivers}
+        self.receipts: dict[MemberNumber, Receipt] = {}
+
+    def put(self, place: Place, payloads: Payloads[MemberNumber]) -> None:
+        """Keep what is sent. A place has one payload for each receiver."""
+        for receiver, payload in payloads.items():
+            sent = self._sent[receiver].setdefault(place, SentPayload(payload, payloads.digests[receiver]))
+            assert sent.payload == payload, "another payload for the same place"
+
+    def tag(self, receiver: MemberNumber, place: Place, digest: bytes) -> bytes:
+        """What goes along with a message, and comes back with its receipts."""
+        return hmac.digest(self._key, self._agreement + PROVEN.pack(*place, receiver) + digest, "sha256")
+
+    def note(self, receiver: MemberNumber, receipt: Receipt) -> None:
+        """A neighbour says what it has; that it has other bytes than were sent is only noted. Forged ones are refused.
+
+        With it earlier payloads are acknowledged, too: their acknowledgements came before, to an earlier process maybe.
+        """
+        if not hmac.compare_digest(receipt.tag, self.tag(receiver, receipt.place, receipt.digest)):
+            raise Refused(Reason.RECEIPT)
+        sent = self._sent.get(receiver, {}).get(receipt.place)
+        if sent is not None and sent.digest == receipt.digest:
+            for place, earlier in self._sent[receiver].items():
+                earlier.acknowledged = earlier.acknowledged or place <= receipt.place
+        if receiver not in self.receipts or self.receipts[receiver].place <= receipt.place:
+            self.receipts[receiver] = receipt
+
+    def forget(self, before: Place) -> None:
+        """Keep no payloads of earlier places."""
+        for payloads in self._sent.values():
+            for old in [place for place in payloads if place < before]:
+                del payloads[old]
+
+    def wanted(self, receiver: MemberNumber, since: Place, has: Receipt | None) -> list[tuple[Place, SentPayload]]:
+        """What a neighbour needs that is at a place and has payloads up to its newest receipt."""
+        payloads = self._sent.get(receiver, {})
+        return [
+            (place, payloads[place])
+            for place in sorted(payloads)
+            if place >= since and (has is None or place > has.place)
+        ]
+
+    def owes(self, receiver: MemberNumber, before: Place) -> bool:
+        """Whether a neighbour has yet to acknowledge something before a place."""
+        return any(place < before and not sent.acknowledged for place, sent in self._sent[receiver].items())

@@ -23,8 +23,8 @@ from sottovoce.core.pair_masks import PairMasks
 from sottovoce.core.pair_masks import Place as MaskPlace
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
-from sottovoce.federation.links import MemberNumber
-from sottovoce.ledger.places import Place
+from sottovoce.federation.frames import MemberNumber
+from sottovoce.ledger.payloads import Place
 
 WORD = np.dtype("<u8")
 """As integers travel."""

@@ -35,22 +35,18 @@ from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.sum_grid import IntegerSums, ModelGrid, SumGrid
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import Delivered
-from sottovoce.distributed.exchange_plan import NodeShard
 from sottovoce.distributed.shard_transport import ShardTransport
-from sottovoce.distributed.sharded_rows import ShardedRows, as_sharded, as_tensor
+from sottovoce.distributed.sharded_rows import NodeShard, ShardedRows, as_sharded, as_tensor
 from sottovoce.errors import Diverged, PeerLost, SumFailed, Unaccountable
-from sottovoce.federation.attendance import Attendance, StepAttendance, round_to_join
+from sottovoce.federation.attendance import Attendance, Patience, StepAttendance, round_to_join
 from sottovoce.federation.clock import Clock
-from sottovoce.federation.frames import Refused
+from sottovoce.federation.frames import MemberNumber, Refused
 from sottovoce.federation.journal import Journal, RecordedStep
-from sottovoce.federation.link_rules import why_all_are_needed
-from sottovoce.federation.links import Links, MemberNumber
-from sottovoce.federation.mailbox import AHEAD, KEPT, LinkRules
+from sottovoce.federation.link_rules import AHEAD, KEPT, LinkRules, why_all_are_needed
+from sottovoce.federation.links import Links
 from sottovoce.federation.masked_sums import MaskedSums
-from sottovoce.federation.patience import Patience
 from sottovoce.federation.recorded_inputs import RecordedInputs, decoded_row
-from sottovoce.ledger.payloads import Payloads
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payloads import Payloads, Place
 from sottovoce.support.text import join_names
 
 GO_ON = "when everybody is there again, continue with --resume at every member that stopped"

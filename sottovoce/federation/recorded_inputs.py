@@ -34,7 +34,7 @@ from sottovoce.core.transport import Nodes
 from sottovoce.distributed.sharded_feed import ShardedFeed
 from sottovoce.distributed.sharded_rows import ShardedRows, as_sharded, as_tensor
 from sottovoce.federation.journal import Journal, KeptNoise
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payloads import Place
 from sottovoce.support.text import parse_json
 
 GRADIENT, RELEASED, ROW = "gradient", "released", "row"

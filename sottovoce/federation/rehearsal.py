@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import runpy
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from multiprocessing.context import BaseContext
@@ -31,11 +33,8 @@ from sottovoce.errors import InputError, SottovoceError
 from sottovoce.federation.agreement import AgreedMember, Agreement, parse_agreement
 from sottovoce.federation.assembly import NONCE_BYTES, assemble_agreement
 from sottovoce.federation.identity import create_identity, erase_keys
-from sottovoce.federation.loopback import LOOPBACK, free_ports
 from sottovoce.federation.member import SUFFIX
-from sottovoce.federation.member_folder import run_folder, whole_lines
-from sottovoce.federation.member_settings import FILE
-from sottovoce.federation.member_status import last_attendance
+from sottovoce.federation.member_folder import SETTINGS, last_attendance, run_folder, whole_lines
 from sottovoce.learning.table_files import find_table
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
@@ -158,7 +157,7 @@ def _rehearsed(document: Document, settings: Path, names: dict[str, bool], folde
     for name, port in zip(names, free_ports(len(names)), strict=True):
         address = f"{LOOPBACK}:{port}" if names[name] else None
         made[name] = create_identity(name, folder / name, address=address, listen=names[name]).member
-        write_text(folder / name / FILE, to_toml({"bind": address} if address else {}), private=True)
+        write_text(folder / name / SETTINGS, to_toml({"bind": address} if address else {}), private=True)
     if "members" not in document:
         return assemble_agreement(settings, [folder / f"{name}{SUFFIX}" for name in names])
     members = [{**made[one["name"]].model_dump(), "rows": one["rows"]} for one in document["members"]]
@@ -253,3 +252,21 @@ def _member_progress(
 def _last_line(path: Path) -> str:
     lines = path.read_bytes().decode(errors="replace").splitlines() if path.exists() else []
     return lines[-1].removeprefix("sotto: ") if lines else ""
+
+
+LOOPBACK = "127.0.0.1"
+BELOW_EPHEMERAL = range(10_000, 32_000)
+"""A system takes ports for connections that are opened from above these: what is free now is not lost to one later."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports on loopback that nobody listens at."""
+    ports: list[int] = []
+    with ExitStack() as until:
+        for port in random.sample(BELOW_EPHEMERAL, len(BELOW_EPHEMERAL)):
+            if len(ports) == count:
+                break
+            with suppress(OSError):
+                until.enter_context(socket.create_server((LOOPBACK, port)))
+                ports.append(port)
+    return ports

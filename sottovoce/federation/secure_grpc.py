@@ -1,4 +1,4 @@
-"""gRPC as members use it: modules import `grpc` from here, so that it speaks TLS 1.3 only.
+"""gRPC as members use it, and what it is told: modules import `grpc` from here, so that it speaks TLS 1.3 only.
 
 gRPC reads its cipher suites when it is loaded, and no later. TLS 1.3 has suites of its own; the one that is left to
 TLS 1.2 is for RSA keys, which no member has, so that no handshake of TLS 1.2 succeeds.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from sottovoce.errors import SottovoceError
 
@@ -23,4 +25,74 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc  # noqa: E402
 
-__all__ = ["grpc"]
+__all__ = ["CHUNK", "LinkSettings", "Options", "Pauses", "grpc"]
+
+CHUNK = 1 << 21
+"""Bytes of a full chunk."""
+
+Options: TypeAlias = list[tuple[str, int | str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkSettings:
+    """Deadlines of links, in seconds. They decide when a fault is noticed, and nothing that is sent.
+
+    A connection on which nothing arrived for `keepalive` is asked for a sign of life, and is given up at most twice
+    `keepalive_timeout` later. `handshake` is how long a connection may take up to its hello, `stall` how long a chunk
+    may take within a frame, `farewell` how long the last frames may take at the end. Between attempts to connect there
+    are pauses that grow from `first_pause` to `longest_pause`.
+    """
+
+    keepalive: float = 10.0
+    keepalive_timeout: float = 5.0
+    handshake: float = 5.0
+    stall: float = 60.0
+    farewell: float = 2.0
+    first_pause: float = 0.2
+    longest_pause: float = 5.0
+
+    def options(self) -> Options:
+        """The options of gRPC that both sides of a connection need."""
+        keepalive, timeout = round(1000 * self.keepalive), round(1000 * self.keepalive_timeout)
+        return [
+            ("grpc.keepalive_time_ms", keepalive),
+            ("grpc.keepalive_timeout_ms", timeout),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.ping_timeout_ms", 2 * timeout),  # without it a stopped process is noticed after a minute
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.http2.max_ping_strikes", 0),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", keepalive // 2),
+            ("grpc.max_receive_message_length", CHUNK),
+            ("grpc.max_send_message_length", CHUNK),
+            ("grpc.max_metadata_size", 8192),
+        ]
+
+    def acceptor_options(self) -> Options:
+        """The options of whoever listens: the port is its own, and strangers that say nothing are gone soon."""
+        handshake = round(1000 * self.handshake)
+        return [
+            *self.options(),
+            ("grpc.so_reuseport", 0),
+            ("grpc.server_handshake_timeout_ms", handshake),
+            ("grpc.max_concurrent_streams", 8),
+        ]
+
+    def dialler_options(self) -> Options:
+        """The options of whoever dials: every attempt is a new one, and no channel shares another's connection."""
+        return [*self.options(), ("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
+
+
+class Pauses:
+    """Pauses between attempts: each twice as long as the one before, up to a longest, until there was a success."""
+
+    def __init__(self, settings: LinkSettings) -> None:
+        self._first, self._longest = settings.first_pause, settings.longest_pause
+        self._next = self._first
+
+    def __next__(self) -> float:
+        pause, self._next = self._next, min(2 * self._next, self._longest)
+        return pause
+
+    def reset(self) -> None:
+        """Begin again with the shortest."""
+        self._next = self._first

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sottovoce.errors import InputError
 from sottovoce.ledger.database import Database, damaged
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payloads import Place
 
 MASK_KEYS, MASKS = "mask keys", "masks"
 

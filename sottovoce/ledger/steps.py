@@ -4,25 +4,36 @@ A place is a gossip step of a round. Everything about it is one transaction, so 
 moment finds either nothing, and may compute the step, or all of it, and sends the same bytes. Hashes stay for ever,
 bytes until they are forgotten. That a receiver has them deletes nothing: it acknowledges what it holds in memory, may
 be killed before it has recorded it, and asks again.
+
+Bytes that a member keeps for itself, and nobody else compares, need not have the SHA-256 of messages, which takes ten
+times as long: they have a tag under a key of its own that is stored in front of them (AES-GMAC). It shows damage and
+bytes that were exchanged, unless whoever did it computed the tag anew, as with the hashes of entries. Once the key is
+deleted with the bytes, the tag tells nothing about them.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import GCM
+
 from sottovoce.errors import InputError
-from sottovoce.ledger.database import Database, Entry, damaged
+from sottovoce.ledger.database import Database, Entry, Name, damaged
 from sottovoce.ledger.mask_keys import MaskKeys, enter_masks, masked_places
-from sottovoce.ledger.payloads import hashed
-from sottovoce.ledger.places import Place, Receipt
-from sottovoce.ledger.tags import KEY_BYTES, stored_tag, tag_of, with_keys
+from sottovoce.ledger.payloads import Place, Receipt, hashed
 
 STEP, RECEIVED, COINS, NOISE, END = "step", "received", "coins", "noise", "end"
 SENT, MESSAGE, OWN = "sent", "message", "own"
 """Of a receiver the hash of its bytes is stored, and the bytes once for all that get the same."""
+DIGITS = 64
+"""Of a SHA-256 in hexadecimal."""
 SECRET = (OWN, COINS, NOISE)
 """Kinds of bytes that never leave the member."""
 
@@ -141,8 +152,10 @@ class Steps:
             self.database.store(self._key(place), COINS, {"": key})
         return key
 
-    def record_received(self, place: Place, incoming: Mapping[str, bytes]) -> None:
-        """Store what came in, before it is used, also that it was nothing.
+    def record_received(
+        self, place: Place, incoming: Mapping[str, bytes], tags: Mapping[str, bytes] = MappingProxyType({})
+    ) -> None:
+        """Store what came in, before it is used, also that it was nothing; with `tags`, for the receipts of senders.
 
         Another message of the same sender for a place is refused. Until the next step a power failure may take the
         record, or the bytes: what came in is asked for again then.
@@ -163,7 +176,11 @@ class Steps:
         stored = self.database.write({name: (incoming[name],) for name in kept}, flush=False)
         with self.database.transaction(flush=False):
             if found is None or new:
-                self.database.add(RECEIVED, self._key(place), new)
+                self.database.add(
+                    RECEIVED,
+                    self._key(place),
+                    {name: digest + tags.get(name, b"").hex() for name, digest in new.items()},
+                )
             for name in lost:
                 values = (self._key(place), RECEIVED, name)
                 self.database.drop("key = ? AND kind = ? AND name = ?", values, erase=False)
@@ -244,7 +261,10 @@ class Steps:
         """The newest message of a neighbour that is recorded here: what it is told when it comes back."""
         found = (entry for entry in self.database.newest_first(RECEIVED, self._prefix) if sender in entry.body)
         entry = next((entry for entry in found if sender not in self._lost(_place(entry.key))), None)
-        return None if entry is None else Receipt(_place(entry.key), bytes.fromhex(entry.body[sender]))
+        if entry is None:
+            return None
+        digest, tag = _digest_and_tag(entry.body[sender])
+        return Receipt(_place(entry.key), bytes.fromhex(digest), bytes.fromhex(tag)) if tag else None
 
     def check_receipt(self, neighbour: str, receipt: Receipt) -> None:
         """Refuse a ledger that is behind what a neighbour has received, or that has something else at its place."""
@@ -258,12 +278,12 @@ class Steps:
             raise InputError(
                 f"{self.database.path}: {neighbour} has a message of {place}, but the last one in this ledger is of "
                 f"{behind}",
-                "with a ledger that was restored, a member would send different noise for the same place", remedy,
+                "with a ledger that was lost or put back, a member would send other noise for the same place", remedy,
             )  # fmt: skip
         if self._sent(place).get(neighbour) != receipt.digest.hex():
             raise InputError(
                 f"{self.database.path}: {neighbour} has a different message of {place} than the one recorded here",
-                "a place has one message", remedy,
+                "a place has one message, so a second copy of this member has sent it", remedy,
             )  # fmt: skip
 
     def verify(self) -> None:
@@ -305,7 +325,9 @@ class Steps:
 
     def _received(self, place: Place) -> dict[str, str] | None:
         found = self.database.entries_about(RECEIVED, self._key(place))
-        return {name: digest for entry in found for name, digest in entry.body.items()} if found else None
+        if not found:
+            return None
+        return {name: _digest_and_tag(text)[0] for entry in found for name, text in entry.body.items()}
 
     def _lost(self, place: Place) -> set[str]:
         """Whose bytes were received, and are not as they were: a power failure took them before they were flushed."""
@@ -343,9 +365,44 @@ def digest_of(payload: bytes) -> str:
     return hashlib.sha256(payload).hexdigest()
 
 
+def _digest_and_tag(text: str) -> tuple[str, str]:
+    """Of a message that was received, as entries have it; those of earlier versions have no tag."""
+    return text[:DIGITS], text[DIGITS:]
+
+
 def _digests(payloads: Mapping[str, bytes]) -> dict[str, str]:
     return {name: digest.hex() for name, digest in hashed(payloads).digests.items()}
 
 
 def _place(key: str) -> Place:
     return Place(*(int(part) for part in key.split(" ")[-2:]))
+
+
+KEY_BYTES = 32
+
+PIECE = 1 << 30
+"""OpenSSL counts bytes in an int."""
+
+
+def with_keys(payloads: Mapping[Name, bytes]) -> dict[Name, tuple[bytes, bytes]]:
+    """Each payload with a fresh key in front of it."""
+    return {name: (os.urandom(KEY_BYTES), payload) for name, payload in payloads.items()}
+
+
+def tag_of(key: bytes, payload: bytes | memoryview) -> str:
+    """The tag of a payload, as entries have it."""
+    nonce = bytes(12)  # fine once for each key, and no key has two payloads
+    tagged = Cipher(AES(key), GCM(nonce)).encryptor()
+    for piece in _pieces(memoryview(payload)):
+        tagged.authenticate_additional_data(piece)
+    tagged.finalize()
+    return tagged.tag.hex()
+
+
+def stored_tag(stored: bytes) -> str | None:
+    """The tag of bytes that were stored with their key; None where not even the key is whole."""
+    return tag_of(stored[:KEY_BYTES], memoryview(stored)[KEY_BYTES:]) if len(stored) >= KEY_BYTES else None
+
+
+def _pieces(payload: memoryview) -> Iterable[memoryview]:
+    return (payload[start : start + PIECE] for start in range(0, len(payload), PIECE))

@@ -14,8 +14,8 @@ from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.transport import InProcess
 from sottovoce.distributed.communication import Communicator
-from sottovoce.distributed.exchange_plan import NodeShard
-from sottovoce.distributed.rank_transport import RankTransport
+from sottovoce.distributed.ranks import RankTransport
+from sottovoce.distributed.sharded_rows import NodeShard
 from sottovoce.learning.datasets import load
 from sottovoce.learning.models import model
 from sottovoce.learning.partitioning import partition

@@ -17,9 +17,8 @@ from sottovoce.federation.agreement import Agreement, read_agreement
 from sottovoce.federation.assembly import assemble_agreement
 from sottovoce.federation.identity import create_identity, locked_identity
 from sottovoce.federation.joining import Watch, join_federation, member_number, member_table
-from sottovoce.federation.loopback import free_ports
-from sottovoce.federation.member_folder import LEDGER, run_folder
-from sottovoce.federation.member_settings import MemberSettings
+from sottovoce.federation.member_folder import LEDGER, MemberSettings, run_folder
+from sottovoce.federation.rehearsal import free_ports
 from sottovoce.ledger.database import Database, open_ledger
 from tests.federation.federation import COLUMNS
 

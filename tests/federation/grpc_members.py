@@ -14,12 +14,11 @@ import numpy as np
 from sottovoce.federation.frames import Frame, Hello, Kind
 from sottovoce.federation.grpc_links import GrpcLinks
 from sottovoce.federation.identity import Identity
-from sottovoce.federation.link_settings import LinkSettings
-from sottovoce.federation.mailbox import LinkRules, PayloadRule
+from sottovoce.federation.link_rules import LinkRules, PayloadRule
 from sottovoce.federation.member import Member
-from sottovoce.federation.secure_grpc import grpc
+from sottovoce.federation.secure_grpc import LinkSettings, grpc
 from sottovoce.federation.tls import EXCHANGE, dialler_credentials, method_path, name_option
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payloads import Place
 from tests.federation.certificates import at_port, new_member
 
 AGREEMENT = bytes(range(32))

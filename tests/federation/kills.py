@@ -10,15 +10,15 @@ from functools import partial
 
 import pytest
 
-from sottovoce.federation import accounted_run, joining
-from sottovoce.federation.faults import Killed
+from sottovoce.federation import guarantees, joining
 from sottovoce.federation.grpc_links import GrpcLinks
-from sottovoce.federation.ledger_journal import LedgerJournal
+from sottovoce.federation.journal import Journal
 from sottovoce.federation.mailbox import Mailbox
 from sottovoce.federation.recorded_inputs import GRADIENT, RecordedInputs
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payloads import Place
 from sottovoce.ledger.steps import digest_of
 from tests.federation.grpc_members import QUICK
+from tests.federation.memory_links import Killed
 
 COINS, COMPUTED, UNSTORED, STORED, SENT = "coins stored", "gradient computed", "not stored", "stored", "sent"
 RECEIVED, KEPT = "received", "received and stored"
@@ -54,14 +54,14 @@ class Kills:
 
     def watch(self, patched: pytest.MonkeyPatch) -> None:
         """From now on members pass by here."""
-        take, send, coins = Mailbox.take, GrpcLinks.send, LedgerJournal.coins
-        note, store, received = LedgerJournal.note, LedgerJournal.before_send, LedgerJournal.received
+        take, send, coins = Mailbox.take, GrpcLinks.send, Journal.coins
+        note, store, received = Journal.note, Journal.before_send, Journal.received
         rounded_sum = RecordedInputs.rounded_sum
 
-        def taken(mailbox, sender, place, payload, digest=None):
+        def taken(mailbox, sender, place, payload, digest=None, *more):
             self.seen[mailbox._rules.member, sender, place].add(digest_of(payload))
             assert digest in (None, bytes.fromhex(digest_of(payload)))
-            return take(mailbox, sender, place, payload, digest)
+            return take(mailbox, sender, place, payload, digest, *more)
 
         def sending(links, place, payloads):
             send(links, place, payloads)
@@ -98,13 +98,13 @@ class Kills:
             return found
 
         for where, name, replaced in (
-            (Mailbox, "take", taken), (GrpcLinks, "send", sending), (LedgerJournal, "coins", drawn),
-            (LedgerJournal, "note", noted), (LedgerJournal, "before_send", storing),
-            (LedgerJournal, "received", receiving), (RecordedInputs, "rounded_sum", summed),
+            (Mailbox, "take", taken), (GrpcLinks, "send", sending), (Journal, "coins", drawn),
+            (Journal, "note", noted), (Journal, "before_send", storing),
+            (Journal, "received", receiving), (RecordedInputs, "rounded_sum", summed),
         ):  # fmt: skip
             patched.setattr(where, name, replaced)
         patched.setattr(joining, "GrpcLinks", partial(GrpcLinks, settings=QUICK))
-        patched.setattr(accounted_run, "report_wanted", self._reported_once(accounted_run.report_wanted))
+        patched.setattr(guarantees, "report_wanted", self._reported_once(guarantees.report_wanted))
 
     def _reported_once(self, report_wanted):
         """The same agreement has the same guarantees at all members and after every kill: computed once."""

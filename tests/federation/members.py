@@ -15,14 +15,15 @@ from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.pair_masks import PairMasks, pair_key
 from sottovoce.core.transport import InProcess
 from sottovoce.federation.attendance import StepAttendance
-from sottovoce.federation.journal import Journal, MemoryJournal
+from sottovoce.federation.journal import Journal
 from sottovoce.federation.link_rules import link_rules
-from sottovoce.federation.links import FIRST
 from sottovoce.federation.masked_sums import mask_partners
-from sottovoce.federation.memory_links import MemoryLinks, MemoryNetwork
 from sottovoce.federation.peer_transport import peer_transport
+from sottovoce.ledger.payloads import FIRST
 from tests.cases import DIMENSION
 from tests.cases import task as made_up
+from tests.federation.journals import MemoryJournal
+from tests.federation.memory_links import MemoryLinks, MemoryNetwork
 
 AGREEMENT, SEED, PATIENCE = bytes(range(32)), 7, 10.0
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from sottovoce.federation.event_loop import EventLoop
+from sottovoce.federation.grpc_links import EventLoop
 
 
 class Proxy:

@@ -26,8 +26,8 @@ from sottovoce.errors import InputError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.frames import Reason
 from sottovoce.federation.joining import whole_lines
-from sottovoce.federation.member_settings import FILE
-from sottovoce.ledger.places import Place
+from sottovoce.federation.member_folder import SETTINGS
+from sottovoce.ledger.payloads import Place
 from sottovoce.ledger.spending import DEFAULT, Spending
 from sottovoce.ledger.steps import Steps
 from sottovoce.privacy.composition import compose
@@ -75,7 +75,7 @@ def slow_rounds(seconds: float) -> None:
 
 def watch_waiting(path: Path) -> None:
     """In a member's process: write down how long each round has waited for others so far."""
-    from sottovoce.federation.patience import Patience
+    from sottovoce.federation.attendance import Patience
 
     wait, lines = Patience.wait, os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
 
@@ -136,7 +136,7 @@ class RealMembers:
         for name, member in zip(self.clinics.names, self.agreement.members, strict=True):
             assert name == member.name
             settings = {"gather": self.gather, "patience": self.patience, "bind": member.address}
-            (self.clinics.folder / name / FILE).write_text(to_toml(settings))
+            (self.clinics.folder / name / SETTINGS).write_text(to_toml(settings))
         (self.clinics.folder / self.agreement_file).write_text(self.agreement.toml())
 
     @property

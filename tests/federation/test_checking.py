@@ -14,10 +14,10 @@ from sottovoce.federation import checking
 from sottovoce.federation.agreement import parse_agreement
 from sottovoce.federation.assembly import assemble_agreement
 from sottovoce.federation.checking import check_neighbours, check_rules
+from sottovoce.federation.events import Connected
 from sottovoce.federation.frames import Kind
 from sottovoce.federation.grpc_links import GrpcLinks
 from sottovoce.federation.identity import create_identity
-from sottovoce.federation.link_events import Connected
 from tests.federation.federation import COLUMNS, SETTINGS, member_files
 from tests.federation.grpc_members import HELLO, PATIENCE, Federation, RawNeighbour, frame, payload
 

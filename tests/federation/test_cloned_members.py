@@ -11,11 +11,10 @@ import torch
 
 from sottovoce import SecretSource, algorithm, metropolis
 from sottovoce.core.grid import noise_on_grid, with_exact_noise
-from sottovoce.distributed.exchange_plan import NodeShard
-from sottovoce.distributed.sharded_rows import ShardedRows
-from sottovoce.federation.journal import MemoryJournal
+from sottovoce.distributed.sharded_rows import NodeShard, ShardedRows
 from sottovoce.federation.recorded_inputs import RecordedInputs
 from sottovoce.learning.batches import parse_batches
+from tests.federation.journals import MemoryJournal
 
 NET, D = metropolis("path:2"), 4000
 SHARD = NodeShard((np.array([0]), np.array([1])), 0)

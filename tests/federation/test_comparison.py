@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sottovoce.federation.agreement import parse_agreement
-from sottovoce.federation.comparison import differing_keys, encode_hashes, named_keys
-from sottovoce.federation.frames import Refused
+from sottovoce.federation.events import named_keys
+from sottovoce.federation.frames import Refused, differing_keys, encode_hashes
 from tests.federation.federation import agreement_in
 
 

@@ -17,19 +17,16 @@ from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.messages import LoopState
 from sottovoce.core.noise import Temporal
-from sottovoce.federation.faults import Faults, Killed
-from sottovoce.federation.ledger_journal import LedgerJournal
-from sottovoce.federation.links import FIRST
-from sottovoce.federation.member_state import decode_state, encode_state
-from sottovoce.federation.memory_links import MemoryLinks, MemoryNetwork
+from sottovoce.federation.journal import Journal, decode_state, encode_state
 from sottovoce.federation.peer_transport import peer_transport
 from sottovoce.federation.recorded_inputs import RecordedInputs
 from sottovoce.ledger.database import open_ledger
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payloads import FIRST, Place
 from sottovoce.ledger.steps import Steps
 from tests.cases import DIMENSION
 from tests.cases import task as made_up
 from tests.federation.members import PATIENCE, SEED, Federation
+from tests.federation.memory_links import Faults, Killed, MemoryLinks, MemoryNetwork
 
 RUN = "c" * 64
 COMPUTED, STORED, SENT, RECEIVED = "not stored", "stored", "sent", "received"
@@ -56,7 +53,7 @@ CASES = {
 class ByPlace(SecretSource):
     """Fresh bytes that follow from the place, so that runs can be compared; none of a round that is recorded."""
 
-    def __init__(self, member: int, journal: LedgerJournal) -> None:
+    def __init__(self, member: int, journal: Journal) -> None:
         super().__init__(context=bytes([member]), keep_coins=journal.coins)
         self._journal = journal
 
@@ -66,7 +63,7 @@ class ByPlace(SecretSource):
         return hashlib.sha256(repr((self._context, name, self._bound)).encode()).digest()
 
 
-class DyingJournal(LedgerJournal):
+class DyingJournal(Journal):
     """A journal whose member dies before or after it writes."""
 
     deaths: set = frozenset()
@@ -119,7 +116,7 @@ class WithLedgers(Federation):
                     clock=self.network.clock, on_step=self.steps.setdefault(member, []).append,
                 )  # fmt: skip
                 last = self._play(member, journal, transport, begun)
-            journal.erase_noise()
+            Steps(database, RUN).erase_noise()
             assert journal.kept_noise() == {}
             Steps(database, RUN).verify()
             return last
@@ -212,7 +209,7 @@ def test_the_noise_of_rounds_that_a_member_missed_is_drawn_and_enters_later_rows
     missed = set(range(12)) - drawn.keys()
     assert missed
     assert max(drawn) == 11
-    fresh = ByPlace(0, LedgerJournal(_NoSteps(), [], lambda rounds: None))
+    fresh = ByPlace(0, Journal(_NoSteps(), [], lambda rounds: None))
     Z = np.empty((12, DIMENSION))
     for round in range(12):
         fresh.stream("node", [0], round).gaussians_(Z[round])

@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from sottovoce.federation.event_log import event_log, link_event
+from sottovoce.federation.events import Disagreed, FrameRefused, event_log, link_event
 from sottovoce.federation.frames import Reason
-from sottovoce.federation.link_events import Disagreed, FrameRefused
 
 NAMES = ("Hill", "Mercy", "South")
 

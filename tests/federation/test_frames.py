@@ -7,11 +7,22 @@ import hashlib
 import numpy as np
 import pytest
 
-from sottovoce.federation.frames import ABSENCE, HEADER, Frame, FrameReader, Hello, Kind, Reason, Refused, hello_in
-from sottovoce.ledger.places import Place, Receipt
+from sottovoce.federation.frames import (
+    ABSENCE,
+    HEADER,
+    VERSION,
+    Frame,
+    FrameReader,
+    Hello,
+    Kind,
+    Reason,
+    Refused,
+    hello_in,
+)
+from sottovoce.ledger.payloads import NO_TAG, Place, Receipt
 
 AGREEMENT, LENGTH = bytes(range(32)), 24
-HELLO = Hello(Receipt(Place(2, 1), bytes(32)))
+HELLO = Hello(Receipt(Place(2, 1), bytes(32), NO_TAG))
 FRAMES = [
     Frame(AGREEMENT, Place(3, 0), 4, Kind.HELLO, HELLO.encode()),
     Frame(AGREEMENT, Place(3, 1), 4, Kind.MESSAGE, bytes(LENGTH)),
@@ -48,15 +59,15 @@ def test_a_hello_says_what_was_put_into_it(hello):
     assert hello_in(frame) == hello
 
 
-def header(*, magic=b"soto", version=1, kind=2, agreement=AGREEMENT, length=LENGTH):
-    return HEADER.pack(magic, version, kind, agreement, 0, 0, 1, length)
+def header(*, magic=b"soto", version=VERSION, kind=2, agreement=AGREEMENT, length=LENGTH):
+    return HEADER.pack(magic, version, kind, agreement, 0, 0, 1, length, NO_TAG)
 
 
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
         ({"magic": b"http"}, Reason.FORMAT),
-        ({"version": 2}, Reason.VERSION),
+        ({"version": VERSION + 1}, Reason.VERSION),
         ({"kind": 0}, Reason.FORMAT),
         ({"kind": 9}, Reason.FORMAT),
         ({"agreement": bytes(32)}, Reason.AGREEMENT),

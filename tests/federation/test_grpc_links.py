@@ -8,14 +8,14 @@ from collections import deque
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.event_loop import EventLoop
-from sottovoce.federation.frame_stream import CHUNK, FrameStream
+from sottovoce.federation.checking import check_neighbour
+from sottovoce.federation.connection import FrameStream
+from sottovoce.federation.events import Connected, Lost
 from sottovoce.federation.frames import Frame, FrameReader, Kind
-from sottovoce.federation.link_events import Connected, Lost
-from sottovoce.federation.link_settings import LinkSettings, Pauses
-from sottovoce.federation.neighbour_check import check_neighbour
+from sottovoce.federation.grpc_links import EventLoop
+from sottovoce.federation.secure_grpc import CHUNK, LinkSettings, Pauses
 from sottovoce.federation.tls import dials
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payloads import Place
 from tests.federation.grpc_members import AGREEMENT, PATIENCE, Federation, payload, play, until
 from tests.federation.proxy import Proxy
 

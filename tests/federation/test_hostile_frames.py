@@ -12,15 +12,14 @@ from dataclasses import replace
 
 import pytest
 
-from sottovoce.federation.connection import LONGEST_QUEUE
-from sottovoce.federation.frame_stream import CHUNK, FrameStream, StreamEnded
+from sottovoce.federation.connection import LONGEST_QUEUE, FrameStream, StreamEnded
+from sottovoce.federation.events import Checked, Connected, Disagreed, FrameRefused, Lost
 from sottovoce.federation.frames import HEADER, Frame, FrameReader, Hello, Kind, Reason, Refused
 from sottovoce.federation.grpc_links import SELDOM
-from sottovoce.federation.link_events import Checked, Connected, Disagreed, FrameRefused, Lost
 from sottovoce.federation.mailbox import Equivocation, Mailbox
-from sottovoce.federation.secure_grpc import grpc
+from sottovoce.federation.secure_grpc import CHUNK, grpc
 from sottovoce.federation.tls import CHECK, COMPARE, dialler_credentials, method_path, name_option
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payloads import NO_TAG, Place
 from tests.federation.grpc_members import (
     AGREEMENT,
     HELLO,
@@ -54,7 +53,7 @@ ENDING = {
     "a byte at a time": ([HELLO, *(GOOD[n : n + 1] for n in range(len(GOOD)))], Reason.FORMAT),
     "empty": ([HELLO, b""], Reason.FORMAT),
     "too long": ([HELLO, frame(Kind.MESSAGE, 0, payload(1, 72))], Reason.LENGTH),
-    "of boundless length": ([HELLO, GOOD[: HEADER.size - 8] + b"\xff" * 8], Reason.LENGTH),
+    "of boundless length": ([HELLO, GOOD[: HEADER.size - 40] + b"\xff" * 8 + NO_TAG], Reason.LENGTH),
 }
 """After these a connection cannot be read further, and is closed."""
 

@@ -17,13 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from sottovoce.errors import InputError
 from sottovoce.federation import identity
-from sottovoce.federation.identity import (
-    check_certificate,
-    create_identity,
-    load_identity,
-    locked_identity,
-    tls_name,
-)
+from sottovoce.federation.identity import check_certificate, create_identity, load_identity, locked_identity, tls_name
 from sottovoce.federation.member import check_address, read_member
 from sottovoce.support.files import write_text
 

@@ -10,14 +10,15 @@ import pytest
 
 from sottovoce import export_model, parse_experiment, read_exported_model
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.federation import accounted_run, joining
-from sottovoce.federation.faults import Killed
+from sottovoce.federation import guarantees, joining
+from sottovoce.federation.frames import Reason
 from sottovoce.federation.guarantees import build_agreement
 from sottovoce.federation.identity import locked_identity
-from sottovoce.federation.member_settings import BudgetSettings
+from sottovoce.federation.links import Links
+from sottovoce.federation.member_folder import BudgetSettings
 from sottovoce.learning.tables import read_table
 from sottovoce.ledger.database import open_ledger
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payloads import Place
 from sottovoce.ledger.spending import DEFAULT, Spending
 from sottovoce.ledger.steps import Place as LedgerPlace
 from sottovoce.ledger.steps import Steps
@@ -25,6 +26,7 @@ from sottovoce.run.claim_recomputation import stored_headline_unlike_settings
 from tests.cli.test_schemas import fits
 from tests.federation.clinics import QUICK, Clinics
 from tests.federation.kills import KEPT, UNSTORED, Kills
+from tests.federation.memory_links import Killed
 from tests.run.test_baselines import trained_by_hand
 
 PATIENT = QUICK.model_copy(update={"patience": 3.0, "gather": 3.0})
@@ -103,16 +105,16 @@ def check_what_was_seen(clinics, agreement, kills):
 
 def test_no_gradient_is_in_any_ledger(tmp_path, kills, monkeypatch):
     """Of a gradient that is released with noise only the sum is stored, even by the member whose it is."""
-    from sottovoce.federation.ledger_journal import LedgerJournal
+    from sottovoce.federation.journal import Journal
 
-    gradients, note = [], LedgerJournal.note
+    gradients, note = [], Journal.note
 
     def noted(journal, place, name, values):
         if name == "gradient":
             gradients.append(values.tobytes())
         note(journal, place, name, values)
 
-    monkeypatch.setattr(LedgerJournal, "note", noted)
+    monkeypatch.setattr(Journal, "note", noted)
     clinics = Clinics(tmp_path)
     clinics.run(clinics.agree(rounds=2))
     assert len(gradients) == 6
@@ -140,7 +142,7 @@ def test_a_run_that_was_begun_goes_on_only_with_resume(tmp_path, kills):
 def killed_once(clinics, agreement, kills, between=lambda: None):
     """A run in which Hill is killed in round 1, and something happens before it goes on; how often it was accounted."""
     kills.planned.add(("Hill", KEPT, Place(1, 0)))
-    accounted, before = [], accounted_run.account_run
+    accounted, before = [], guarantees.account_run
 
     def hill():
         with pytest.raises(Killed):
@@ -186,7 +188,7 @@ def test_figures_that_are_not_those_of_the_ledger_are_computed_again(tmp_path, k
             document["versions"]["sottovoce"] = "0.0.1"
             privacy.write_text(json.dumps(document, indent=1))
             with open_ledger(tmp_path / "Hill" / "ledger.db") as database:
-                accounted_run.record_account(database, agreement, document)
+                guarantees.record_account(database, agreement, document)
 
     times, _ = killed_once(clinics, agreement, kills, change)
     assert times == 1
@@ -378,12 +380,37 @@ def test_a_folder_that_was_restored_from_a_copy_is_refused_by_a_neighbours_recei
         ends["Hill"]
     )
     assert {len(digests) for digests in kills.seen.values()} == {1}, "no second release went out"
+    with clinics.ledger("Hill") as database:
+        assert Spending(database).recorded(agreement.hash) >= 3, "what neighbours have is counted, recorded or not"
 
     results = clinics.run(clinics.agree(rounds=2))
     with clinics.ledger("Hill") as database:
         found = Spending(database).lineage(DEFAULT)
     assert len(found.runs) == 2
     assert found.counted.epsilon(1e-5) > 1.3 * results["Hill"]["headline"]["epsilon"]
+
+
+@pytest.mark.parametrize("later", [1, 0])
+def test_a_neighbour_that_forges_receipts_is_named_and_stops_nobody(tmp_path, monkeypatch, later):
+    """Of places that the victim has not reached, or of other bytes: it goes on without the liar."""
+    acknowledgement = Links._acknowledgement
+
+    def forged(links, receipt):
+        if links.rules.member == 1:
+            receipt = receipt._replace(place=Place(receipt.place.round + later, 0), digest=bytes(32))
+        return acknowledgement(links, receipt)
+
+    monkeypatch.setattr(Links, "_acknowledgement", forged)
+    clinics = Clinics(tmp_path)
+    agreement = clinics.agree(graph="complete:3", rounds=6)
+    results = clinics.run(
+        agreement, {name: lambda name=name: clinics.join(agreement, name, settings=PATIENT) for name in clinics.names}
+    )
+    for name in ("Hill", "North"):
+        assert results[name]["rounds"] == 6
+        refused = [facts for event, facts in clinics.events[name] if event == "FrameRefused"]
+        assert {(facts["member"], facts["reason"]) for facts in refused} == {("Mercy", Reason.RECEIPT.value)}
+        assert [facts["member"] for event, facts in clinics.events[name] if event == "Lost"] == ["Mercy"]
 
 
 def test_what_is_not_proven_for_members_is_refused(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payloads import Place
 from sottovoce.ledger.steps import Steps
 from tests.federation.clinics import DP_D_SGD, Clinics
 from tests.federation.kills import COINS, MOMENTS, Kills

@@ -10,9 +10,9 @@ import pytest
 
 from sottovoce import algorithm, push
 from sottovoce.federation.frames import Reason, Refused
-from sottovoce.federation.link_rules import link_rules
-from sottovoce.federation.mailbox import AHEAD, REMEMBERED, LinkRules, Mailbox, PayloadRule
-from sottovoce.ledger.places import Place, Receipt
+from sottovoce.federation.link_rules import AHEAD, LinkRules, PayloadRule, link_rules
+from sottovoce.federation.mailbox import REMEMBERED, Mailbox
+from sottovoce.ledger.payloads import Place, Receipt
 
 DTYPE = np.dtype(np.float32)
 RULES = LinkRules(
@@ -27,6 +27,8 @@ RULES = LinkRules(
 
 
 AT = Place(5, 0)
+
+TAG = bytes(range(32))
 
 
 def mailbox(at=AT):
@@ -45,7 +47,8 @@ def reason_of(act):
 
 def test_a_payload_is_kept_for_its_place_and_acknowledged():
     box, payload = mailbox(), row(1, -2)
-    assert box.take(1, Place(5, 0), payload) == Receipt(Place(5, 0), hashlib.sha256(payload).digest())
+    expected = Receipt(Place(5, 0), hashlib.sha256(payload).digest(), TAG)
+    assert box.take(1, Place(5, 0), payload, tag=TAG) == expected
     assert box.at_hand(Place(5, 0), {1, 2}) == {1: payload}
     assert box.at_hand(Place(5, 1), {1, 2}) == {}
 
@@ -184,7 +187,7 @@ def test_memory_is_bounded_whatever_is_sent():
                 pass
         for sender in (1, 2):
             assert len(box._payloads[sender]) <= AHEAD + 1
-            assert len(box._digests[sender]) <= AHEAD + 2 + REMEMBERED
+            assert len(box._receipts[sender]) <= AHEAD + 2 + REMEMBERED
     assert box.equivocations.keys() == {1, 2}
 
 

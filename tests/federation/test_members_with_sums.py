@@ -9,17 +9,14 @@ import numpy as np
 import pytest
 
 from sottovoce.errors import InputError
-from sottovoce.federation.confirmation import CONFIRMED, confirm
-from sottovoce.federation.faults import Killed
-from sottovoce.federation.identity import load_identity
-from sottovoce.federation.member_folder import LEDGER
-from sottovoce.federation.member_settings import MemberSettings
-from sottovoce.federation.pair_secrets import mask_keys
+from sottovoce.federation.identity import load_identity, mask_keys
+from sottovoce.federation.member_folder import CONFIRMED, LEDGER, MemberSettings, confirm
 from sottovoce.ledger.mask_keys import MaskKeys, masked_places
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payloads import Place
 from sottovoce.ledger.steps import Steps
 from tests.federation.clinics import NAMES, Clinics
 from tests.federation.kills import COINS, MOMENTS, UNSTORED, Kills
+from tests.federation.memory_links import Killed
 from tests.federation.real_members import RealMembers
 from tests.federation.test_real_kills import Killer
 

@@ -15,18 +15,15 @@ from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.topologies import Changing
 from sottovoce.errors import PeerLost
-from sottovoce.federation.attendance import Attendance, round_to_join
-from sottovoce.federation.faults import Faults, Killed
+from sottovoce.federation.attendance import Attendance, Patience, round_to_join
 from sottovoce.federation.frames import Reason
-from sottovoce.federation.journal import NoJournal
 from sottovoce.federation.link_rules import why_all_are_needed
-from sottovoce.federation.links import FIRST
-from sottovoce.federation.memory_links import MemoryNetwork
-from sottovoce.federation.patience import Patience
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payloads import FIRST, Place
 from tests.cases import task as made_up
 from tests.cases import weights_for
+from tests.federation.journals import NoJournal
 from tests.federation.members import PATIENCE, SEED, Federation
+from tests.federation.memory_links import Faults, Killed, MemoryNetwork
 
 DP_D_SGD = algorithm("dp-d-sgd", sigma=1.0, step_size=0.1)
 ZIP_DL = algorithm("zip-dl", sigma=1.0)

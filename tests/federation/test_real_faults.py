@@ -19,8 +19,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from sottovoce.federation.patience import EXTENDED
-from sottovoce.ledger.places import Place
+from sottovoce.federation.attendance import EXTENDED
+from sottovoce.ledger.payloads import Place
 from sottovoce.ledger.spending import DEFAULT, Spending
 from sottovoce.ledger.steps import Steps
 from sottovoce.privacy.composition import compose

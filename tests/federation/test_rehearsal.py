@@ -20,9 +20,9 @@ import pytest
 
 from sottovoce.cli.peer_progress import _fitting, _rehearsal_table
 from sottovoce.errors import InputError
-from sottovoce.federation.accounted_run import account_run
 from sottovoce.federation.agreement import Agreement, read_agreement
 from sottovoce.federation.assembly import read_draft
+from sottovoce.federation.guarantees import account_run
 from sottovoce.federation.joining import _keep_lines
 from sottovoce.federation.member_folder import run_folder
 from sottovoce.federation.rehearsal import MemberProgress, _failure, _listening, _progress, _rehearsed

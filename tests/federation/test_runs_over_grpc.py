@@ -12,13 +12,13 @@ import torch
 from sottovoce import algorithm, uniform
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.federation.clock import MonotonicClock
+from sottovoce.federation.events import Connected, Left, Lost
 from sottovoce.federation.grpc_links import GrpcLinks
-from sottovoce.federation.journal import MemoryJournal
-from sottovoce.federation.link_events import Connected, Left, Lost
 from sottovoce.federation.peer_transport import peer_transport
 from tests.federation import members
 from tests.federation.certificates import at_port, new_member
 from tests.federation.grpc_members import PATIENCE, QUICK
+from tests.federation.journals import MemoryJournal
 from tests.federation.test_peer_transport import CASES
 
 KINDS = ("dp-d-sgd", "muffliato-sgd", "decor", "zip-dl", "dp-csgp")

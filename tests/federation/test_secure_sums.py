@@ -18,13 +18,12 @@ from sottovoce.core.loop import integer_sums
 from sottovoce.core.pair_masks import PairMasks
 from sottovoce.core.pair_masks import Place as MaskPlace
 from sottovoce.errors import InputError, PeerLost
-from sottovoce.federation.faults import Faults, Killed
 from sottovoce.federation.frames import MESSAGES, Kind, Reason
 from sottovoce.federation.masked_sums import MaskedSums, mask_partners
-from sottovoce.federation.memory_links import MemoryNetwork
 from sottovoce.federation.recorded_inputs import RELEASED
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payloads import Place
 from tests.federation.members import AGREEMENT, PATIENCE, Federation
+from tests.federation.memory_links import Faults, Killed, MemoryNetwork
 
 
 class WatchedNetwork(MemoryNetwork):

@@ -13,14 +13,13 @@ from dataclasses import replace
 
 import pytest
 
-from sottovoce.federation.event_loop import EventLoop
+from sottovoce.federation.checking import _context, check_neighbour, probe_tls
+from sottovoce.federation.events import Connected, FrameRefused, StrangerRefused
 from sottovoce.federation.frames import Kind, Reason
-from sottovoce.federation.link_events import Connected, FrameRefused, StrangerRefused
-from sottovoce.federation.neighbour_check import check_neighbour
+from sottovoce.federation.grpc_links import EventLoop
 from sottovoce.federation.secure_grpc import grpc
 from sottovoce.federation.tls import EXCHANGE, SERVICE, acceptor_credentials, recognise
-from sottovoce.federation.tls_probe import _context, probe_tls
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payloads import Place
 from tests.federation.certificates import new_member, with_certificate
 from tests.federation.grpc_members import HELLO, PATIENCE, Federation, RawNeighbour, frame, payload, play, until
 from tests.federation.proxy import Proxy

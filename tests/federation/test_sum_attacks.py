@@ -18,11 +18,10 @@ from sottovoce import account, algorithm, trace, weigh
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.loop import integer_sums
 from sottovoce.errors import SumFailed
-from sottovoce.federation.faults import Faults
-from sottovoce.federation.memory_links import MemoryNetwork
 from sottovoce.federation.peer_transport import PeerTransport
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payloads import Place
 from tests.federation.members import Federation
+from tests.federation.memory_links import Faults, MemoryNetwork
 
 
 class Measured:

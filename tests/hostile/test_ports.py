@@ -17,10 +17,9 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from sottovoce.distributed import rank_store
-from sottovoce.distributed.communication import Communicator
+from sottovoce.distributed import communication
+from sottovoce.distributed.communication import Communicator, RankStore, open_store
 from sottovoce.distributed.launch import MEETING
-from sottovoce.distributed.rank_store import RankStore, open_store
 from sottovoce.distributed.ranks import Ranks
 from sottovoce.errors import PeerLost
 from tests.distributed.ranks import Pool
@@ -35,10 +34,10 @@ PATIENCE = 60.0
 """Seconds on a busy machine."""
 
 OPENS = {
-    "distributed/rank_store.py": "TCPStore",
+    "distributed/communication.py": "TCPStore",
     "distributed/ranks.py": "init_process_group",
     "federation/grpc_links.py": "add_secure_port",
-    "federation/loopback.py": "create_server",
+    "federation/rehearsal.py": "create_server",
     "report/plan_server.py": "ThreadingHTTPServer",
 }
 """The files that open ports, and by what."""
@@ -91,7 +90,7 @@ def join(monkeypatch):
 
 def test_a_rank_that_waits_at_the_store_says_so(join, monkeypatch):
     """At a port where somebody listens and never answers, until that one goes: torch would wait without end."""
-    monkeypatch.setattr(rank_store, "FIRST_LINE_SECONDS", 0.05)
+    monkeypatch.setattr(communication, "FIRST_LINE_SECONDS", 0.05)
     lines = []
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]

@@ -10,9 +10,8 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from sottovoce.distributed.communication import Communicator
+from sottovoce.distributed.communication import Communicator, RankStore
 from sottovoce.distributed.placement import read_placement
-from sottovoce.distributed.rank_store import RankStore
 from sottovoce.distributed.ranks import ERRORS, Outcome, Ranks, error_document, read_error
 from sottovoce.errors import InputError, PeerLost, SottovoceError, Unaccountable
 

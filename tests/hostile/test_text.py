@@ -68,7 +68,7 @@ def test_one_place_reads_text_and_one_writes_to_terminals():
         "schemas/__init__.py",
         "support/limits.py",
         "report/page.py",
-        "distributed/rank_store.py",
+        "distributed/communication.py",
         "cli/terminal.py",
     }
     for path in (ROOT / "sottovoce").rglob("*.py"):

@@ -13,10 +13,12 @@ from sottovoce.errors import InputError, SottovoceError
 from sottovoce.ledger import payload_file
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.payload_file import BLOCK, LONG
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payloads import Place
 from sottovoce.ledger.steps import Steps, StoredNoise
 
 FIRST, NEXT = Place(1, 0), Place(2, 0)
+
+TAGS = {"anna": bytes(range(32)), "berta": bytes(32)}
 
 
 def long(letter: bytes) -> bytes:
@@ -144,9 +146,9 @@ def test_what_was_received_is_asked_for_again_if_a_power_failure_took_it(path):
     with open_ledger(path) as database:
         steps = Steps(database, "run")
         steps.record_step(FIRST, {"anna": b"a"})
-        steps.record_received(FIRST, {"anna": b"short", "berta": long(b"y")})
+        steps.record_received(FIRST, {"anna": b"short", "berta": long(b"y")}, TAGS)
         steps.record_step(NEXT, {"anna": b"b"})
-        steps.record_received(NEXT, {"anna": long(b"x"), "berta": b"short"})
+        steps.record_received(NEXT, {"anna": long(b"x"), "berta": b"short"}, TAGS)
     beside(path).write_bytes(bytes(beside(path).stat().st_size))
     with open_ledger(path) as database:
         steps = Steps(database, "run")

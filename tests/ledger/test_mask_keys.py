@@ -7,7 +7,7 @@ import pytest
 from sottovoce.errors import InputError
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.mask_keys import MaskKeys, masked_places
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payloads import Place
 from sottovoce.ledger.steps import Steps
 
 KEYS = {"Hill": b"1" * 32, "North": b"2" * 32}

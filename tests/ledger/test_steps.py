@@ -14,9 +14,9 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from sottovoce.errors import InputError, SottovoceError
-from sottovoce.ledger import tags
+from sottovoce.ledger import steps as steps_module
 from sottovoce.ledger.database import open_ledger
-from sottovoce.ledger.places import Place, Receipt
+from sottovoce.ledger.payloads import Place, Receipt
 from sottovoce.ledger.spending import Spending
 from sottovoce.ledger.steps import Steps, StoredNoise, digest_of
 from tests.ledger.writer import planned
@@ -24,9 +24,11 @@ from tests.ledger.writer import planned
 FIRST, SECOND, NEXT = Place(1, 0), Place(1, 1), Place(2, 0)
 OWN = {"released": b"r", "model": b"m"}
 
+TAG = bytes(range(32))
+
 
 def receipt(place: Place, payload: bytes) -> Receipt:
-    return Receipt(place, hashlib.sha256(payload).digest())
+    return Receipt(place, hashlib.sha256(payload).digest(), TAG)
 
 
 @pytest.fixture
@@ -61,12 +63,15 @@ def test_a_place_has_one_message(steps):
 
 
 def test_a_sender_has_one_message_for_a_place(steps):
-    steps.record_received(FIRST, {"anna": b"one"})
+    steps.record_received(FIRST, {"anna": b"one"}, {"anna": TAG})
     steps.record_received(FIRST, {"anna": b"one", "berta": b"other"})
     with pytest.raises(InputError, match="a second, different message from anna"):
         steps.record_received(FIRST, {"anna": b"two"})
     assert steps.receipt("anna") == receipt(FIRST, b"one")
     assert steps.receipt("carla") is None
+    assert steps.receipt("berta") is None, "without the tag that came with it, it would prove nothing"
+    steps.record_step(FIRST, {})
+    assert steps.step(FIRST).received == {"anna": digest_of(b"one"), "berta": digest_of(b"other")}
 
 
 def test_that_nobody_was_heard_is_recorded(steps):
@@ -226,13 +231,13 @@ def test_no_hash_of_what_was_drawn_can_be_guessed_after_it_is_deleted(steps):
 
 
 def test_tags_of_what_never_leaves_are_those_of_aes_gcm_and_each_has_a_key_of_its_own(steps, monkeypatch):
-    monkeypatch.setattr(tags, "PIECE", 7)
+    monkeypatch.setattr(steps_module, "PIECE", 7)
     for place in (FIRST, NEXT):
         steps.record_step(place, {"anna": b"sent"}, released=b"the same gradient")
     first, second = (entry.body["own"]["released"] for entry in steps.database.entries("step"))
     assert first != second
     (row,) = steps.database.rows("SELECT bytes FROM payloads WHERE kind = 'own'")
-    key, payload = row["bytes"][: tags.KEY_BYTES], row["bytes"][tags.KEY_BYTES :]
+    key, payload = row["bytes"][: steps_module.KEY_BYTES], row["bytes"][steps_module.KEY_BYTES :]
     assert second == AESGCM(key).encrypt(bytes(12), b"", payload).hex()
 
 

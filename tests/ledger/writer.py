@@ -13,7 +13,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.ledger import database as database_module
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.lineages import PlannedRun, Stage
-from sottovoce.ledger.places import Place
+from sottovoce.ledger.payloads import Place
 from sottovoce.ledger.spending import Spending
 from sottovoce.ledger.steps import Steps, digest_of
 from sottovoce.privacy.composition import GaussianLoss

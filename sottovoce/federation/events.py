@@ -1,4 +1,7 @@
-"""What happens to a member, as JSON lines in a file, and the part of it that a person wants to see."""
+"""What happens to a member: on its links, as JSON lines in a file, and as the sentences that a person wants to see.
+
+Nothing in an event comes from anybody's rows.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,93 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
-from sottovoce.federation.comparison import named_keys
-from sottovoce.federation.frames import Reason
-from sottovoce.federation.link_events import Awaited, Disagreed, FrameRefused, LinkEvent, Lost, StrangerRefused
+from sottovoce.federation.frames import MemberNumber, Reason
 from sottovoce.federation.mailbox import Equivocation
 from sottovoce.support.files import explaining, open_to_append
 from sottovoce.support.json_numbers import JSON
-from sottovoce.support.text import join_names
+from sottovoce.support.text import join_names, visible
+
+
+@dataclass(frozen=True)
+class Connected:
+    """A neighbour is connected, has shown its certificate, and has said hello under the same agreement."""
+
+    neighbour: MemberNumber
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A neighbour that was connected is not any more."""
+
+    neighbour: MemberNumber
+    reason: str
+
+
+@dataclass(frozen=True)
+class Left:
+    """A neighbour has ended its run, and its connection."""
+
+    neighbour: MemberNumber
+
+
+@dataclass(frozen=True)
+class FrameRefused:
+    """A neighbour sent a frame that was not accepted; told once for each reason and connection."""
+
+    neighbour: MemberNumber
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class StrangerRefused:
+    """Somebody connected whose certificate is none of the neighbours', though one of these has signed it."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A neighbour asked how things are. `version` is its version of the package, None under another agreement."""
+
+    neighbour: MemberNumber
+    version: str | None
+
+
+@dataclass(frozen=True)
+class Disagreed:
+    """A neighbour has another agreement, which differs in these keys."""
+
+    neighbour: MemberNumber
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """This member waits for these neighbours in a round."""
+
+    members: tuple[MemberNumber, ...]
+    round: int
+
+
+LinkEvent: TypeAlias = (
+    Connected | Lost | Left | FrameRefused | StrangerRefused | Checked | Disagreed | Awaited | Equivocation
+)
+
+Report: TypeAlias = Callable[[LinkEvent], None]
+"""Called from the thread of the links; it returns at once and does not raise."""
+
+NAMED, LONGEST = 3, 80
+"""So many keys are named, so many characters of each."""
+
+
+def named_keys(keys: Sequence[str]) -> str:
+    """The first keys that differ, in words; those of a neighbour come from outside, and are shown as they are safe."""
+    named = ", ".join(visible(key[:LONGEST]) for key in keys[:NAMED])
+    more = len(keys) - NAMED
+    return f"{named} and {more} more" if more > 0 else named
+
 
 SHOWN = {
     "finished": "This run has already ended. Nothing was played; this is its result.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 from threading import Thread
 
 import numpy as np
@@ -10,11 +11,10 @@ import pytest
 import torch
 
 from sottovoce import algorithm, metropolis
-from sottovoce.federation.endpoint import Endpoint
 from sottovoce.federation.frames import ABSENCE, Frame, Hello, Kind, Reason, Refused
-from sottovoce.federation.links import FIRST
-from sottovoce.federation.mailbox import KEPT, LinkRules, PayloadRule
-from sottovoce.ledger.places import Place, Receipt
+from sottovoce.federation.link_rules import KEPT, LinkRules, PayloadRule
+from sottovoce.federation.links import FORGED, Links
+from sottovoce.ledger.payloads import FIRST, NO_TAG, Place, Receipt
 from tests.federation.members import AGREEMENT, Federation
 
 RULES = LinkRules(
@@ -27,26 +27,37 @@ RULES = LinkRules(
     payload=PayloadRule(8, np.dtype(np.float64)),
 )
 PAYLOAD = np.array([2.5]).tobytes()
+KEY = b"of the member"
 DIGEST = hashlib.sha256(PAYLOAD).digest()
 
 
-class Noting(Endpoint):
-    """An endpoint that notes what it transmits."""
+class Noting(Links):
+    """Links that note what they transmit."""
 
     def __init__(self, **more):
-        super().__init__(RULES, **more)
-        self.transmitted = []
+        super().__init__(RULES, receipt_key=KEY, **more)
+        self.transmitted, self.tags = [], {}
 
     def transmit(self, neighbour, frame):
         self.transmitted.append((neighbour, frame.kind, frame.place))
+        self.tags[frame.place, neighbour] = frame.tag
 
 
-def frame(kind, place, sender, payload=b""):
-    return Frame(AGREEMENT, place, sender, kind, payload)
+def frame(kind, place, sender, payload=b"", tag=NO_TAG):
+    return Frame(AGREEMENT, place, sender, kind, payload, tag)
 
 
 def hello(place, sender, receipt=None):
-    return frame(Kind.HELLO, place, sender, Hello(receipt).encode())
+    return frame(Kind.HELLO, place, sender, Hello(receipt).encode(), NO_TAG if receipt is None else receipt.tag)
+
+
+def receipt(receiver, place, digest=DIGEST):
+    """As the member that has sent something tagged it, by whatever process."""
+    return Receipt(place, digest, Noting()._outbox.tag(receiver, place, digest))
+
+
+def acknowledgement(receiver, place, digest=DIGEST):
+    return frame(Kind.ACKNOWLEDGEMENT, place, receiver, digest, receipt(receiver, place, digest).tag)
 
 
 def message(place, sender, payload=PAYLOAD):
@@ -97,11 +108,11 @@ def test_who_comes_back_gets_what_it_does_not_have_even_if_it_was_acknowledged()
     end = Noting()
     for round in range(3):
         end.send(Place(round, 0), {1: PAYLOAD})
-        end.arrived(1, frame(Kind.ACKNOWLEDGEMENT, Place(round, 0), 1, DIGEST))
+        end.arrived(1, acknowledgement(1, Place(round, 0)))
     end.lost(1)
     end.arrived(1, hello(Place(1, 0), 1))
     assert end.transmitted == [(1, Kind.MESSAGE, Place(1, 0)), (1, Kind.MESSAGE, Place(2, 0))]
-    end.arrived(1, hello(Place(1, 0), 1, Receipt(Place(1, 0), DIGEST)))
+    end.arrived(1, hello(Place(1, 0), 1, receipt(1, Place(1, 0))))
     assert end.transmitted[2:] == [(1, Kind.MESSAGE, Place(2, 0))]
     end.forget(Place(3, 0))
     end.arrived(1, hello(Place(1, 0), 1))
@@ -111,16 +122,43 @@ def test_who_comes_back_gets_what_it_does_not_have_even_if_it_was_acknowledged()
 def test_acknowledgements_count_only_for_the_bytes_that_were_sent():
     end = Noting()
     end.send(FIRST, {1: PAYLOAD, 3: PAYLOAD})
-    end.arrived(1, frame(Kind.ACKNOWLEDGEMENT, FIRST, 1, DIGEST))
-    end.arrived(3, frame(Kind.ACKNOWLEDGEMENT, FIRST, 3, bytes(32)))
+    end.arrived(1, acknowledgement(1, FIRST))
+    end.arrived(3, acknowledgement(3, FIRST, bytes(32)))
     assert end.unacknowledged(Place(1, 0), {1, 3}, 0.0) == {3}
-    assert end.receipts() == {1: Receipt(FIRST, DIGEST), 3: Receipt(FIRST, bytes(32))}
+    assert end.receipts() == {1: receipt(1, FIRST), 3: receipt(3, FIRST, bytes(32))}
 
 
-def test_a_receipt_for_what_was_never_sent_is_kept_for_the_ledger():
+@pytest.mark.parametrize("kind", [Kind.HELLO, Kind.ACKNOWLEDGEMENT])
+@pytest.mark.parametrize(
+    "forged",
+    [
+        Receipt(Place(9, 0), DIGEST, NO_TAG),
+        Receipt(Place(9, 0), DIGEST, receipt(1, FIRST).tag),
+        Receipt(FIRST, bytes(32), receipt(1, FIRST).tag),
+        receipt(3, FIRST),
+        Receipt(FIRST, DIGEST, hmac.digest(b"of another", DIGEST, "sha256")),
+    ],
+)
+def test_a_receipt_that_this_member_never_tagged_is_its_neighbours_fault_and_changes_nothing(kind, forged):
+    end = Noting()
+    end.arrived(1, hello(FIRST, 1))
+    end.send(FIRST, {1: PAYLOAD, 3: PAYLOAD})
+    told = frame(kind, forged.place, 1, forged.digest, forged.tag)
+    told = hello(forged.place, 1, forged) if kind is Kind.HELLO else told
+    for _ in range(FORGED):
+        assert not end.is_distrusted(1)
+        with pytest.raises(Refused) as refusal:
+            end.arrived(1, told)
+        assert refusal.value.reason is Reason.RECEIPT
+    assert (end.receipts(), end.claims()) == ({}, {1: FIRST})
+    assert end.unacknowledged(Place(1, 0), {1}, 0.0) == {1}
+    assert [one for one in (1, 2, 3) if end.is_distrusted(one)] == [1]
+
+
+def test_a_receipt_for_what_this_process_never_sent_is_kept_for_the_ledger():
     end = Noting(at=Place(4, 0))
-    end.arrived(1, hello(Place(9, 0), 1, Receipt(Place(8, 0), DIGEST)))
-    assert end.receipts() == {1: Receipt(Place(8, 0), DIGEST)}
+    end.arrived(1, hello(Place(9, 0), 1, receipt(1, Place(8, 0))))
+    assert end.receipts() == {1: receipt(1, Place(8, 0))}
     assert end.claims() == {1: Place(9, 0)}
 
 
@@ -136,10 +174,10 @@ def test_who_waits_is_known_until_it_goes_on_or_is_lost():
 
 
 def test_what_an_earlier_process_received_is_in_its_hello():
-    end, seen = Noting(at=Place(4, 0), seen={1: Receipt(Place(3, 0), DIGEST)}), []
+    end, seen = Noting(at=Place(4, 0), seen={1: receipt(0, Place(3, 0))}), []
     end.transmit = lambda neighbour, frame: seen.append(frame)
     end.connected(1)
-    assert seen == [hello(Place(4, 0), 0, Receipt(Place(3, 0), DIGEST))]
+    assert seen == [hello(Place(4, 0), 0, receipt(0, Place(3, 0)))]
 
 
 @pytest.mark.parametrize(
