@@ -28,6 +28,9 @@ Streams: TypeAlias = list[np.random.Generator]
 ESCAPES = 4
 """At most three coordinates can reach the level that b - 1 bits do not hold; one more for rounding."""
 
+AS_PRINTED = ",as-printed"
+"""What a spec ends with that asks for an operator without our rescaling."""
+
 
 @runtime_checkable
 class Compression(Protocol):
@@ -166,11 +169,13 @@ class Quantized:
     """gsgd_b: random dithering of `|x| / ||x||` to 2^(b-1) levels, with its sign.
 
     Unbiased with `omega^2 = min(d / 4^(b-1), sqrt(d) / 2^(b-1))`, which exceeds 1 in large dimensions; there the
-    operator is divided by `1 + omega^2`, a contraction with `omega^2 / (1 + omega^2)`. Bits as the paper counts them,
-    b a coordinate; the norm's 32 come on top on a real wire.
+    operator is divided by `1 + omega^2`, a contraction with `omega^2 / (1 + omega^2)`. `as_printed` leaves it as the
+    paper has it, and then error feedback may diverge. Bits as the paper counts them, b a coordinate; the norm's 32
+    come on top on a real wire.
     """
 
     levels: int
+    as_printed: bool = False
     linear: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -179,7 +184,7 @@ class Quantized:
 
     @property
     def name(self) -> str:
-        return f"gsgd:{self.levels}"
+        return f"gsgd:{self.levels}{AS_PRINTED if self.as_printed else ''}"
 
     def plain_omega_squared(self, dimension: int) -> float:
         """omega^2 as the paper gives it, before any rescaling."""
@@ -187,13 +192,13 @@ class Quantized:
         return min(dimension / steps**2, math.sqrt(dimension) / steps)
 
     def scale(self, dimension: int) -> float:
-        """The factor that makes it a contraction; 1 where it is one already."""
+        """The factor that makes it a contraction; 1 where it is one already, or is to stay as printed."""
         plain = self.plain_omega_squared(dimension)
-        return 1.0 if plain < 1 else 1 / (1 + plain)
+        return 1.0 if plain < 1 or self.as_printed else 1 / (1 + plain)
 
     def omega(self, dimension: int) -> float:
         plain = self.plain_omega_squared(dimension)
-        return math.sqrt(plain if plain < 1 else plain / (1 + plain))
+        return math.sqrt(plain if plain < 1 or self.as_printed else plain / (1 + plain))
 
     def bits(self, dimension: int) -> int:
         return self.levels * dimension
@@ -202,6 +207,8 @@ class Quantized:
         plain = self.plain_omega_squared(dimension)
         if plain < 1:
             return f"{self.name}: omega^2 = {plain:.3g}"
+        if self.as_printed:
+            return f"{self.name}: omega^2 = {plain:.3g} is no contraction in {dimension} dimensions: models may diverge"
         return (
             f"{self.name}: omega^2 = {plain:.3g} is no contraction in {dimension} dimensions: "
             f"rescaled by 1/(1 + omega^2), omega^2 = {plain / (1 + plain):.3g}"
@@ -300,7 +307,7 @@ class TopK(_Sparse):
 
 
 def parse_compression(spec: str | Compression) -> Compression:
-    """The operator that a spec names: `identity`, `rand:A`, `gsgd:B` or `top:A`."""
+    """The operator that a spec names: `identity`, `rand:A`, `gsgd:B` (also `gsgd:B,as-printed`) or `top:A`."""
     if not isinstance(spec, str):
         return spec
     kind, _, value = spec.partition(":")
@@ -310,13 +317,13 @@ def parse_compression(spec: str | Compression) -> Compression:
         if kind == "rand":
             return RandomK(float(value))
         if kind == "gsgd":
-            return Quantized(int(value))
+            return Quantized(int(value.removesuffix(AS_PRINTED)), as_printed=value.endswith(AS_PRINTED))
         if kind == "top":
             return TopK(float(value))
     except ValueError as error:
         if isinstance(error, InputError):
             raise
-    raise InputError(f"compression {spec!r}", "known: identity, rand:A, gsgd:B, top:A", "write rand:0.5, for example")
+    raise InputError(f"compression {spec!r}", "known: identity, rand:A, gsgd:B, gsgd:B,as-printed, top:A", "write rand:0.5, for example")
 
 
 def _as_bytes(rows: Reals) -> NDArray[np.uint8]:

@@ -157,7 +157,7 @@ def _of_zip_dl(system: LinearSystem, attacker: int, noise: ZeroSum, lipschitz: f
     name, net = system.algorithm.name, system.topology
     where = (net, attacker, system.rounds, noise.zetas(net.at(0)))
     if name == "zip-dl-averaging":
-        slip = "no square, inverse variances"
+        slip = "the share without its square"
         formula = partial(zip_dl_theorem_5_12, *where)
         yield from _variants("zip-dl Theorem 5.12", "ZIP-DL, Theorem 5.12", slip, formula)
     if name == "zip-dl":
@@ -167,7 +167,7 @@ def _of_zip_dl(system: LinearSystem, attacker: int, noise: ZeroSum, lipschitz: f
             )
         source = f"ZIP-DL, Theorem 5.9, Assumption 5.6 with L = {lipschitz:g}"
         trained = partial(zip_dl_theorem_5_9, *where, lipschitz=lipschitz, step_size=system.algorithm.step_size)
-        yield from _variants("zip-dl Theorem 5.9", source, "inverse variances", trained)
+        yield from _variants("zip-dl Theorem 5.9", source, "variances without the square of the step size", trained)
 
 
 def _variants(name: str, source: str, slip: str, formula: Callable[..., Array]) -> Iterator[Figure]:

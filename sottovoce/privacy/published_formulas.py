@@ -282,14 +282,14 @@ def zip_dl_theorem_5_9(
     Low-cost privacy-preserving decentralized learning (ZIP-DL), PoPETs 2025, Theorem 5.9, eq (11). Terms without noise
     have no numerator either (t = 0) and count as 0.
 
-    As printed S is the inverse of the noise variances, zeta^-2; mended it is what Algorithm 1 draws, (g zeta)^2, as
-    Lemma 5.8 and eq (15) have it. Assumption 5.6, the growth in T and the added-up marginals stay.
+    As printed S holds zeta^2 (section 5.2); mended it is what Algorithm 1 draws, (g zeta)^2. Assumption 5.6, the growth
+    in T and the added-up marginals stay. Remark 5.10: for colluding nodes the sum is over all that any of them hears.
     """
     if not lipschitz > 0:
         raise InputError(f"lipschitz = {lipschitz}", "Assumption 5.6 needs a positive L", "give lipschitz=1.0")
     W = _fixed(net, "Theorem 5.9").toarray()
     g, L = step_size, lipschitz
-    spread = (np.broadcast_to(np.asarray(zeta, dtype=np.float64), net.n) * (g if mended else 1.0)) ** (2 * mended - 1)
+    spread = np.broadcast_to(np.asarray(zeta, dtype=np.float64), net.n) * (g if mended else 1.0)
     noise_TN = _carried(W, rounds, spread**2, decay=1 - g * L)
     with np.errstate(over="ignore"):
         growth_T = np.power(2 + 4 * g**2 * L, np.arange(rounds)) - 1
@@ -308,12 +308,11 @@ def zip_dl_theorem_5_12(
     ZIP-DL, Theorem 5.12. Its numerator prints the power T in every term; t is meant (Remark 5.13), for with T every
     figure would be infinite. The term t = 0 has no noise: infinite for the neighbours of v, 0 for others.
 
-    As printed the numerator lacks its square and D is made of zeta^-2; mended it is `(W^t)_wu^2` and zeta^2. The
-    marginals of single messages are added up as if they were independent.
+    As printed the numerator lacks its square, which is loose, since entries of W^t are at most 1; mended it is
+    `(W^t)_wu^2`. The marginals of single messages are added up as if they were independent.
     """
     W = _fixed(net, "Theorem 5.12").toarray()
-    spread = np.broadcast_to(np.asarray(zeta, dtype=np.float64), net.n) ** (2 * mended - 1)
-    noise_TN = _carried(W, rounds, spread**2, decay=1.0)
+    noise_TN = _carried(W, rounds, np.broadcast_to(np.asarray(zeta, dtype=np.float64), net.n) ** 2, decay=1.0)
     closed = np.union1d(np.flatnonzero(W[attacker]), [attacker])
     shares, total = np.eye(net.n)[closed], np.zeros(net.n)
     for t in range(rounds):

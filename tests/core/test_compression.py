@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -57,6 +59,18 @@ def test_gsgd_says_when_it_is_rescaled():
     assert "rescaled" not in parse_compression("gsgd:8").describe(1000)
 
 
+def test_gsgd_as_printed_is_not_rescaled_and_expands_in_many_dimensions():
+    printed, ours = parse_compression("gsgd:2,as-printed"), parse_compression("gsgd:2")
+    assert printed.name == "gsgd:2,as-printed"
+    assert printed.omega(1000) ** 2 == pytest.approx(1000**0.5 / 2)
+    assert "rescaled" not in printed.describe(1000)
+    x = np.random.default_rng(0).standard_normal((1, 1000))
+    factor = 1 + printed.omega(1000) ** 2
+    np.testing.assert_allclose(apply(printed, x), factor * apply(ours, x), rtol=1e-12)
+    error = ((apply(printed, x.repeat(100, axis=0)) - x) ** 2).sum(axis=1).mean() / (x**2).sum()
+    assert 1 < error <= 1.03 * printed.omega(1000) ** 2
+
+
 def test_zero_stays_zero():
     for spec in SPECS:
         assert not apply(parse_compression(spec), np.zeros((2, 40))).any()
@@ -100,13 +114,17 @@ def test_error_feedback_reaches_the_common_minimum(spec):
     assert abs(pulled(compression=spec).mean(axis=0) - TARGET.mean(axis=0)).max() < 0.1
 
 
-def mean_square_rate(W: np.ndarray, kept: float) -> float:
-    """By how much distances grow per round when copies lag behind, from second moments; masks are independent."""
-    n, lost = len(W), 1 - kept
-    L, apart = W - np.eye(n), np.eye(n) - np.ones((n, n)) / n
+def mean_square_rate(weights: Sequence[np.ndarray], kept: float) -> float:
+    """By how much distances grow per round when copies lag behind, from second moments; masks are independent.
+
+    The weights follow each other in turn.
+    """
+    n, lost = len(weights[0]), 1 - kept
+    apart = np.eye(n) - np.ones((n, n)) / n
     project = np.block([[apart, np.zeros((n, n))], [np.zeros((n, n)), np.eye(n)]])
-    moments = project @ project
-    for _ in range(300):
+    moments, rates = project @ project, []
+    for round in range(300 * len(weights)):
+        L = weights[round % len(weights)] - np.eye(n)
         X, XH, H = moments[:n, :n], moments[:n, n:], moments[n:, n:]
         lag, cross = X - XH - XH.T + H, X - XH
         XH = X - lost * cross
@@ -114,9 +132,17 @@ def mean_square_rate(W: np.ndarray, kept: float) -> float:
         X = X + XH @ L.T + L @ XH.T + L @ H @ L.T
         XH = XH + L @ H
         after = project @ np.block([[X, XH], [XH.T, H]]) @ project
-        rate, moments = np.sqrt(np.trace(after) / np.trace(moments)), (after + after.T) / 2
-        moments = moments / np.trace(moments)
-    return float(rate)
+        rates.append(np.sqrt(np.trace(after) / np.trace(moments)))
+        moments = (after + after.T) / 2 / np.trace(after)
+    return float(np.prod(rates[-len(weights) :]) ** (1 / len(weights)))
+
+
+def test_rand_50_is_bounded_where_each_node_has_one_receiver_at_a_time():
+    """The exponential graph of the work that the paper builds on: in round t node i sends to i + 2^(t mod 4) alone."""
+    one_peer = [(np.eye(10) + np.roll(np.eye(10), 2**k, axis=0)) / 2 for k in range(4)]
+    assert mean_square_rate(one_peer, 0.5) < 1
+    assert mean_square_rate(one_peer, 0.1) > 1
+    assert mean_square_rate([weigh("exponential:10", "push").at(0).weights.toarray()], 0.5) > 1
 
 
 @pytest.mark.parametrize(
@@ -133,7 +159,7 @@ def test_coarse_compression_needs_lazy_weights(weights, kept):
         x = played.loop_state.state.x
         apart.append(np.sqrt(((x - x.mean(axis=0)) ** 2).sum()))
     rate = (apart[-1] / apart[49]) ** (1 / (rounds - 50))
-    expected = mean_square_rate(net.at(0).weights.toarray(), kept)
+    expected = mean_square_rate([net.at(0).weights.toarray()], kept)
     assert (rate < 1) == (expected < 1)
     assert expected - 0.1 < rate < expected + 0.01  # rare long lags, which few coordinates meet, carry the moments
 
