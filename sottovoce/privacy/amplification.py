@@ -12,7 +12,6 @@ rounds (docs/guarantees.md has the proof); for other C, and on top of what dista
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +21,9 @@ from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.bisection import Answer, Search, least_noise
 from sottovoce.privacy.covering_views import hides_in_sums, shares_secrets
 from sottovoce.privacy.gaussian_dp import epsilon_of, mu_of
-from sottovoce.privacy.loss_distributions import composed, fixed_size_distribution, poisson_distribution
+from sottovoce.privacy.loss_distributions import Releases, epsilon_of_releases
 from sottovoce.privacy.views import View, ViewKind, everyone, with_final_models
 from sottovoce.tracing.linear_system import LinearSystem
-
-if TYPE_CHECKING:
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 LEAST = 0.3
 """Below this noise multiplier sampling is not counted: epsilon is beyond any use, and loss distributions are huge."""
@@ -53,21 +49,14 @@ def epsilon_of_batches(*, noise: float, share: float, rounds: int, delta: float,
         return 0.0
     if noise < LEAST:
         return epsilon_of(rounds**0.5 / noise, delta)
-    return _composed_epsilon(noise, share, rounds, delta, size)
+    return epsilon_of_releases([releases_of(noise, share, rounds, size)], delta)
 
 
-@lru_cache(maxsize=256)
-def _composed_epsilon(noise: float, share: float, rounds: int, delta: float, size: int | None) -> float:
-    """Runs of a sweep that differ in their seeds alone ask the same."""
-    one = sampled_distribution(noise, share, size)
-    return float(composed([(one, rounds)]).get_epsilon_for_delta(delta))
-
-
-def sampled_distribution(noise: float, share: float, size: int | None) -> PrivacyLossDistribution:
-    """The privacy loss of one Gaussian release on a batch that is drawn by chance."""
+def releases_of(noise: float, share: float, rounds: int, size: int | None) -> Releases:
+    """Releases on batches that are drawn by chance: Poisson, or of a whole number of records among `size`."""
     if size is None:
-        return poisson_distribution(noise=noise, share=share)
-    return fixed_size_distribution(noise=noise, share=max(1, round(share * size)) / size)
+        return Releases(noise, share, rounds)
+    return Releases(noise, max(1, round(share * size)) / size, rounds, replaced=True)
 
 
 @lru_cache(maxsize=256)

@@ -1,7 +1,7 @@
 """What several releases about the same data tell together.
 
 Each release has a loss: Gaussian, of batches drawn by chance, or an epsilon at a delta and nothing more. Gaussian
-losses add in mu squared, those of sampled batches by their distributions (`dp-accounting`); a figure of which nothing
+losses add in mu squared, those of sampled batches by their distributions; a figure of which nothing
 more is known is added as epsilon and delta, which always holds.
 
     >>> joint = compose([GaussianLoss(1.0), GaussianLoss(1.0)])
@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from sottovoce.core.adjacency import Change
 from sottovoce.errors import InputError
 from sottovoce.privacy.accountant import Account
-from sottovoce.privacy.amplification import LEAST, sampled_distribution
+from sottovoce.privacy.amplification import LEAST, releases_of
 from sottovoce.privacy.gaussian_dp import epsilon_of
 from sottovoce.privacy.guarantee import Guarantee
-from sottovoce.privacy.loss_distributions import composed, poisson_distribution
+from sottovoce.privacy.loss_distributions import Releases, epsilon_of_releases
 from sottovoce.support.json_numbers import JSON, from_json, to_json
 
 if TYPE_CHECKING:
@@ -236,10 +236,10 @@ def _joint_epsilon(group: tuple[GaussianLoss | SampledLoss, ...], delta: float) 
     first = group[0]
     if isinstance(first, GaussianLoss) and len(group) == 1:
         return epsilon_of(first.mu, delta)
-    distributions = (
-        (poisson_distribution(noise=1 / loss.mu, share=1.0), 1)
+    releases = (
+        Releases(math.nextafter(1 / loss.mu, 0.0), 1.0, 1)
         if isinstance(loss, GaussianLoss)
-        else (sampled_distribution(loss.noise, loss.share, loss.size), loss.rounds)
+        else releases_of(loss.noise, loss.share, loss.rounds, loss.size)
         for loss in group
     )
-    return float(composed(distributions).get_epsilon_for_delta(delta))
+    return epsilon_of_releases(tuple(releases), delta)

@@ -133,6 +133,12 @@ def _roots(mu_V: Array, target: float) -> Array:
     return np.where(mu_V > HUGE, now * (1 + LOST), now)
 
 
+def log_deltas(mu: float, epsilons: ArrayLike) -> Array:
+    """`log_delta` of one positive mu at many epsilons, which are not negative."""
+    epsilon_V = np.asarray(epsilons, dtype=float)
+    return _log_deltas(np.full(len(epsilon_V), mu), epsilon_V)[0]
+
+
 def _log_deltas(mu_V: Array, epsilon_V: Array) -> tuple[Array, Array]:
     """`log_delta` for positive, finite mu, and its derivative by epsilon, `-e^eps Phi(-eps/mu - mu/2) / delta`."""
     x_V = epsilon_V / mu_V - mu_V / 2

@@ -49,7 +49,7 @@ def answered(sotto, line):
 def test_poisson_batches_count_against_everyone_and_so_against_each_node(sotto):
     asked = "account --graph ring:4 --rounds 30 --sigma 1.5 --adjacency record --participation poisson:0.1"
     found = answered(sotto, asked)
-    assert found["sampled"]["epsilon"] == pytest.approx(poisson(3.0, 0.1, 30), rel=1e-9)  # a record moves half as far
+    assert found["sampled"]["epsilon"] == pytest.approx(poisson(3.0, 0.1, 30), rel=1e-5)  # a record moves half as far
     assert found["sampled"]["change"] == "zero-out"
     assert found["headline"]["mu"] == pytest.approx(np.sqrt(30) / 1.5)
     one = answered(sotto, f"{asked} --view node:0")
@@ -125,7 +125,7 @@ def test_a_view_of_a_run_with_batches_by_chance_learns_no_more_than_everyone(sot
     (tmp_path / "run.toml").write_text(RUN.format(batch="poisson:0.2"))
     assert sotto("run run.toml")[0] == 0
     found = answered(sotto, "account runs/asked --view node:Hill")
-    assert found["sampled"]["epsilon"] == pytest.approx(poisson(4.0, 0.2, 4), rel=1e-9)
+    assert found["sampled"]["epsilon"] == pytest.approx(poisson(4.0, 0.2, 4), rel=1e-5)
     privacy = json.loads((tmp_path / "runs/asked/privacy.json").read_text())
     assert found["sampled"]["epsilon"] == pytest.approx(privacy["headline"]["epsilon"])
     path = tmp_path / "runs/asked/privacy.json"

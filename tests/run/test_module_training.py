@@ -35,13 +35,13 @@ def epsilon_of_dp_accounting(multiplier: float, share: float, steps: int) -> flo
 def test_a_node_has_the_epsilon_of_opacus(multiplier, share, steps):
     system = trace(algorithm("dp-d-sgd", sigma=multiplier / 2), metropolis("ring:5"), rounds=steps)
     found = sampled_epsilon(system, views.everyone(), share=share, delta=1e-5, sensitivity=0.5)
-    assert found == pytest.approx(epsilon_of_dp_accounting(multiplier, share, steps), rel=1e-9)
+    assert found == pytest.approx(epsilon_of_dp_accounting(multiplier, share, steps), rel=1e-5)
 
 
 def test_a_noise_multiplier_means_what_it_means_in_opacus():
     found = train_module(net(), HELD, noise_multiplier=1.5, **SETTINGS)
     headline = found.run.guarantees.headline
-    assert headline.epsilon == pytest.approx(epsilon_of_dp_accounting(1.5, 0.2, 15), rel=1e-9)
+    assert headline.epsilon == pytest.approx(epsilon_of_dp_accounting(1.5, 0.2, 15), rel=1e-5)
     algorithm = found.run.training_run.algorithm
     noise = algorithm.noise.sigma * algorithm.sensitivity
     assert noise == pytest.approx(1.5 * 1.0 / (0.2 * 30)), "over the clipping bound, of a sum over the expected batch"

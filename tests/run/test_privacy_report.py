@@ -306,7 +306,7 @@ def test_poisson_on_shards_of_unequal_size_costs_every_node_the_same():
     held = [len(shard) for shard in began.gradients.batches.shards]
     assert sorted(set(held)) == [12, 13]
     assert began.algorithm.sensitivity == pytest.approx([2 / (0.25 * rows) for rows in held])
-    assert report_privacy(began, attackers="none").sampled.epsilon == pytest.approx(poisson(3.0, 0.25, 20), rel=1e-9)
+    assert report_privacy(began, attackers="none").sampled.epsilon == pytest.approx(poisson(3.0, 0.25, 20), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_mafalda_finds_noise_with_which_sampling_counts(batch):
     sigma, share = began.algorithm.noise.sigma, float(batch.removeprefix("cyclic-poisson:")[:-2])
     if share < 1:
         assert began.algorithm.noise.correlation.bands(10) == 2
-        assert found.epsilon == pytest.approx(poisson(2 * sigma, share, 5), rel=1e-6)
+        assert found.epsilon == pytest.approx(poisson(2 * sigma, share, 5), rel=1e-5)
         assert found.loss_after(5).rounds == 3
     else:
         cyclic = account(trace(began.algorithm, began.topology, rounds=10), participation="5x2").mu
@@ -365,7 +365,7 @@ def test_decor_under_sampling_has_the_noise_of_one_round_given_all_others():
     laplacian = 2 * np.eye(5) - np.roll(np.eye(5), 1, 0) - np.roll(np.eye(5), -1, 0)
     alone = 1 / math.sqrt(np.linalg.inv(np.eye(5) + 4 * laplacian)[0, 0])
     found = report_privacy(begun(decor, RING, "poisson:0.25", rounds=20), attackers="none")
-    assert found.sampled.epsilon == pytest.approx(poisson(2 * alone, 0.25, 20), rel=1e-6)
+    assert found.sampled.epsilon == pytest.approx(poisson(2 * alone, 0.25, 20), rel=1e-5)
 
 
 def test_a_neighbour_that_shares_secrets_is_the_headline():
