@@ -22,10 +22,9 @@ from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.learning import models
-from sottovoce.learning.clipping import parse_clipping
+from sottovoce.learning.clipping import Stack, parse_clipping
 from sottovoce.learning.datasets import Dataset
-from sottovoce.learning.engine_choice import engine_for
-from sottovoce.learning.engines import Stack
+from sottovoce.learning.engines import engine_for
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import Task, task

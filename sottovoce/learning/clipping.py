@@ -14,12 +14,14 @@ A node releases `sum_i clip(g_i) / d` over its batch, with a divisor d that depe
 `bounded` clips each example's gradient to the largest norm that its model can give for rows of the declared norm, so
 that clipping never acts: it only keeps rounding within the bound.
 
-Guarantees: no clipped gradient is longer than the bound, in the arithmetic that is used; a gradient that is not finite
-becomes zero and is counted, never passed on. What is not covered is the rounding of the sum itself.
+Guarantees: no clipped gradient is longer than the bound, in the arithmetic that is used. A gradient is left out and
+counted, never passed on, if it is not finite, or so long that what it is multiplied with leaves the range in which
+rounding is relative. Examples of weight zero are padding: they count for nothing, whatever is in them. What is not
+covered is the rounding of the sum itself.
 
 What a change of data can do is asked of this module without torch; only clipping itself loads it.
 
-Shapes: N nodes, B examples, D parameters.
+Shapes: N nodes, B examples, F inputs, D parameters.
 """
 
 from __future__ import annotations
@@ -37,7 +39,6 @@ from sottovoce.learning.batches import Batches
 from sottovoce.privacy.convexity import CLIPPING
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 SLACK = 32
@@ -49,11 +50,29 @@ NEVER_REACHED = 1 + 2.0**-16
 SMALLEST, LARGEST = 1e-30, 1e30
 
 
-class Scales(NamedTuple):
-    """What each gradient is multiplied with, and which ones were not finite (their factor is zero)."""
+class Stack(NamedTuple):
+    """A batch of every node: inputs N x B x F, targets N x B, and what each example's gradient is multiplied with.
 
-    scale: Tensor
-    nonfinite: Tensor
+    Weights are one over the divisor of the batch; zero marks padding.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    weights: Tensor
+
+
+class Clipped(NamedTuple):
+    """Sums of weighted clipped gradients, N x D, and how many gradients were not finite, or too long, and left out."""
+
+    rows: Tensor
+    nonfinite: int
+
+
+class Factors(NamedTuple):
+    """What each gradient is multiplied with, and which ones to leave out. Of padding, those may be marked or not."""
+
+    factor: Tensor
+    unfit: Tensor
 
 
 @dataclass(frozen=True)
@@ -68,17 +87,20 @@ class Clipping:
         """Whether the gradient of each example is clipped by itself."""
         return self.kind in ("per-example", "bounded")
 
-    def scales(self, lengths: Tensor, dtype: torch.dtype) -> Scales:
-        """For gradients of these norms (float64): 1 or less, so that no product is longer than the bound."""
+    def factors(self, lengths: Tensor, reach: Tensor | float, weights: Tensor) -> Factors:
+        """Weights times 1 or less, so that no gradient of these norms (float64) is longer than its weight times bound.
+
+        A factor below the normal range of its precision is not exact enough. Nor is its product with the errors of a
+        layer, if rounding there grows too much when these are multiplied with the layer's inputs: by up to `reach`.
+        """
         import torch
 
-        nonfinite = ~lengths.isfinite()
-        if self.kind == "none":
-            return Scales(torch.ones_like(lengths, dtype=dtype), nonfinite)
-        limits = torch.finfo(dtype)
+        limits = torch.finfo(weights.dtype)
         scale = (self.bound * (1 - SLACK * limits.eps) / lengths).clamp(max=1.0)
-        scale = torch.where(nonfinite | (scale < limits.tiny), 0.0, scale)  # below tiny, rounding is no longer relative
-        return Scales(scale.to(dtype), nonfinite)
+        factor = scale.to(weights.dtype) * weights
+        coarse = (factor < limits.tiny) | (reach * limits.tiny > self.bound * weights.double())
+        unfit = ~lengths.isfinite() | (coarse & (weights > 0))
+        return Factors(factor.masked_fill(unfit, 0.0), unfit)
 
     def sensitivities(self, drawn: Batches, adjacency: str = "record", change: str = "replace") -> NDArray[np.float64]:
         """For each node, how far what it releases in one round moves: exact, reached by gradients at the bound.
@@ -155,3 +177,30 @@ def _scaled_norms(rows: Tensor) -> Tensor:
     largest = rows.abs().amax(-1, keepdim=True)
     safe = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
     return (safe * (rows / safe).square().sum(-1, keepdim=True).sqrt()).squeeze(-1)
+
+
+def sum_clipped(gradients_NBD: Tensor, weights_NB: Tensor, clip: Clipping) -> Clipped:
+    """`sum_i weight_i clip(g_i)` from gradients that are all there."""
+    import torch
+
+    factor, unfit = clip.factors(norms(gradients_NBD), 1.0, weights_NB)
+    rows = torch.bmm(factor.unsqueeze(1), without(unfit, gradients_NBD)).squeeze(1)
+    return Clipped(rows, count(unfit, weights_NB))
+
+
+def clip_rows(rows_ND: Tensor, clip: Clipping) -> Clipped:
+    """Each node's whole gradient clipped."""
+    factor, unfit = clip.factors(norms(rows_ND), 1.0, rows_ND.new_ones(len(rows_ND)))
+    return Clipped(without(unfit, rows_ND) * factor.unsqueeze(-1), int(unfit.sum()))
+
+
+def without(unfit: Tensor, parts: Tensor) -> Tensor:
+    """Zeros in place of what is left out: zero times infinity is not zero."""
+    if not unfit.any():
+        return parts
+    return parts.masked_fill(unfit.view(*unfit.shape, *[1] * (parts.dim() - unfit.dim())), 0)
+
+
+def count(unfit: Tensor, weights: Tensor) -> int:
+    """How many gradients are left out; padding is none."""
+    return int((unfit & (weights > 0)).sum())

@@ -13,39 +13,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from sottovoce.learning.clipping import Clipping, norms
+from sottovoce.errors import InputError
+from sottovoce.learning.clipping import Clipped, Clipping, Stack, sum_clipped
 from sottovoce.learning.models import Model
+from sottovoce.learning.stacked_engines import VALUES, stacked
 from sottovoce.support.threads import chunks
-
-VALUES = 1 << 24
-"""About so many numbers of single examples' gradients, or of layers' outputs, are alive at once."""
 
 EXAMPLES = 4
 """At least so many examples of a node are taken at once, however large the model."""
-
-
-class Stack(NamedTuple):
-    """A batch of every node: inputs N x B x F, targets N x B, and what each example's gradient is multiplied with.
-
-    Weights are one over the divisor of the batch; zero marks padding.
-    """
-
-    inputs: Tensor
-    targets: Tensor
-    weights: Tensor
-
-
-class Clipped(NamedTuple):
-    """Sums of weighted clipped gradients, N x D, and how many gradients were not finite and left out."""
-
-    rows: Tensor
-    nonfinite: int
 
 
 class Engine(Protocol):
@@ -87,14 +68,13 @@ class Functional:
     threaded = False
 
     def total(self, points: Tensor, stack: Stack) -> Tensor:
-        """One backward pass for each node, a few nodes at a time."""
-        at_once = max(1, VALUES // (4 * self.model.layout.size))
+        """One backward pass for each node, a few nodes with equally many examples at a time."""
+        rows, layout = torch.zeros_like(points), self.model.layout
         gradient = vmap(grad(partial(weighted_loss, self.model)))
-        parts = [
-            gradient(self.model.layout.views(points[some]), *(part[some] for part in stack))
-            for some in chunks(len(points), at_once)
-        ]
-        return torch.cat([self.model.layout.flatten(part) for part in parts])
+        for alike in nodes_alike(stack):
+            for nodes in torch.split(alike, max(1, VALUES // (4 * layout.size))):
+                rows[nodes] = layout.flatten(gradient(layout.views(points[nodes]), *without_padding(stack, nodes)))
+        return rows
 
     def add_total_(self, rows: Tensor, points: Tensor, stack: Stack) -> None:
         """In a second pass."""
@@ -136,13 +116,15 @@ class Loop:
 
     def total(self, points: Tensor, stack: Stack) -> Tensor:
         """Plain backward passes."""
-        rows, layout = torch.empty_like(points), self.model.layout
-        for node, row in enumerate(points):
-            parameters = {name: part.detach().requires_grad_() for name, part in layout.views(row).items()}
-            with torch.enable_grad():
-                loss = weighted_loss(self.model, parameters, *(part[node] for part in stack))
-                found = torch.autograd.grad(loss, list(parameters.values()))
-            rows[node] = layout.flatten(dict(zip(parameters, found, strict=True)))
+        rows, layout = torch.zeros_like(points), self.model.layout
+        for alike in nodes_alike(stack):
+            for node in torch.split(alike, 1):
+                parameters = layout.views(points[node].squeeze(0))
+                leaves = {name: part.detach().requires_grad_() for name, part in parameters.items()}
+                with torch.enable_grad():
+                    batch = (part.squeeze(0) for part in without_padding(stack, node))
+                    found = torch.autograd.grad(weighted_loss(self.model, leaves, *batch), list(leaves.values()))
+                rows[node] = layout.flatten(dict(zip(leaves, found, strict=True)))
         return rows
 
     def add_total_(self, rows: Tensor, points: Tensor, stack: Stack) -> None:
@@ -185,17 +167,32 @@ def example_loss(model: Model, parameters: dict[str, Tensor], features: Tensor, 
     return model.loss.each(outputs, target.unsqueeze(0)).squeeze(0)
 
 
-def sum_clipped(gradients_NBD: Tensor, weights_NB: Tensor, clip: Clipping) -> Clipped:
-    """`sum_i weight_i clip(g_i)` from gradients that are all there."""
-    scale, nonfinite = clip.scales(norms(gradients_NBD), gradients_NBD.dtype)
-    if nonfinite.any():
-        gradients_NBD = gradients_NBD.masked_fill(nonfinite.unsqueeze(-1), 0.0)
-    rows = torch.bmm((scale * weights_NB).unsqueeze(1), gradients_NBD).squeeze(1)
-    return Clipped(rows, int((nonfinite & (weights_NB > 0)).sum()))
+def nodes_alike(stack: Stack) -> list[Tensor]:
+    """The nodes that have examples, those with equally many together."""
+    counts = (stack.weights > 0).sum(1)
+    return [(counts == count).nonzero().flatten() for count in torch.unique(counts) if count > 0]
 
 
-def clip_rows(rows_ND: Tensor, clip: Clipping) -> Clipped:
-    """Each node's whole gradient clipped."""
-    scale, nonfinite = clip.scales(norms(rows_ND), rows_ND.dtype)
-    rows = rows_ND.masked_fill(nonfinite.unsqueeze(-1), 0.0) if nonfinite.any() else rows_ND
-    return Clipped(rows * scale.unsqueeze(-1), int(nonfinite.sum()))
+def without_padding(stack: Stack, nodes: Tensor) -> Stack:
+    """The batches of some nodes with equally many examples, and nothing else: a model may give no number for padding.
+
+    Its loss would then be no number either, whatever its weight.
+    """
+    there = stack.weights[nodes] > 0
+    return Stack(*(part[nodes][there].view(len(nodes), -1, *part.shape[2:]) for part in stack))
+
+
+def engine_for(model: Model, name: str | None = None) -> Engine:
+    """The fastest engine for a model's layers, or the named one."""
+    if name not in (None, *ENGINES):
+        raise InputError(f"engine {name!r}", f"known: {', '.join(ENGINES)}", "leave it out for the fastest")
+    if name in (None, "stacked") and (found := stacked(model)) is not None:
+        return found
+    if name == "stacked":
+        raise InputError(
+            f"engine stacked for {model.name}",
+            "this engine is for linear layers with relu, tanh or sigmoid, and for matrix factorisation",
+            "leave it out for the fastest",
+        )
+    convolves = any(isinstance(part, nn.modules.conv._ConvNd) for part in model.module.modules())
+    return Loop(model) if name == "loop" or (name is None and convolves) else Functional(model)

@@ -33,11 +33,13 @@ SMALLEST_NORM, LARGEST_NORM = 1e-30, 1e30
 def clip_to_norm(rows: Floats, bound: float) -> Floats:
     """Each row scaled down to a norm of at most `bound`, by itself; rows within the bound stay as they are, to the bit.
 
-    Norms are computed in float64, and scaled rows end so far below the bound that rounding to float32 keeps it.
+    Norms are computed in float64, and scaled rows end so far below the bound that rounding to float32 keeps it. A row
+    with a value that is not finite becomes zero: no factor would bring it within the bound.
     """
     norms = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
-    scaled = rows * (bound * (1 - 2.0**-20) / np.maximum(norms, SMALLEST_NORM))
-    return np.where(norms > bound, scaled, rows).astype(np.float32)
+    finite = np.where(np.isfinite(norms), rows, 0)
+    scaled = finite * (bound * (1 - 2.0**-20) / np.maximum(norms, SMALLEST_NORM))
+    return np.where(norms > bound, scaled, finite).astype(np.float32)
 
 
 class Examples:

@@ -9,6 +9,7 @@ Shapes: N nodes, B examples, I and O a layer's inputs and outputs, R factors, D 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,8 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sottovoce.learning.clipping import Clipping, norms
-from sottovoce.learning.engines import VALUES, Clipped, Stack
+from sottovoce.learning.clipping import Clipped, Clipping, Stack, count, norms, without
 from sottovoce.learning.models import Model
 from sottovoce.learning.networks import Factors
 from sottovoce.learning.plain_modules import is_plain
@@ -37,6 +37,9 @@ ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Slope]] = {
 }
 """The activation, and how an error passes back through it, given its output; both in place."""
 
+
+VALUES = 1 << 24
+"""About so many numbers of single examples' gradients, or of layers' outputs, are alive at once."""
 
 SMALL = 1 << 12
 """Up to so many weights, sums are made for all nodes at once and then added, instead of node by node."""
@@ -82,6 +85,13 @@ def _layers(model: Model) -> tuple[Layer, ...] | None:
     return tuple(found) if found and sorted(used) == sorted(model.layout.names) else None
 
 
+class Norms(NamedTuple):
+    """Norms of gradients, and by how much rounding of what errors are multiplied with can grow in their products."""
+
+    lengths: Tensor
+    reach: Tensor
+
+
 @dataclass(frozen=True)
 class Chain:
     """Linear layers with activations."""
@@ -109,14 +119,10 @@ class Chain:
         parameters = self.model.layout.views(points)
         passed = self._forward(parameters, stack.inputs)
         errors = self._backward(parameters, passed, self.model.loss.errors(passed[-1], stack.targets))
-        scale, nonfinite = clip.scales(self._norms(passed, errors), points.dtype)
-        if nonfinite.any():
-            passed, errors = (
-                [part.masked_fill(nonfinite.unsqueeze(-1), 0.0) for part in parts] for parts in (passed, errors)
-            )
-        factor = (scale * stack.weights).unsqueeze(-1)
-        rows = self._summed(points, passed, [error * factor for error in errors])
-        return Clipped(rows, int((nonfinite & (stack.weights > 0)).sum()))
+        factor, unfit = clip.factors(*self._norms(passed, errors), stack.weights)
+        passed, errors = ([without(unfit, part) for part in parts] for parts in (passed, errors))
+        rows = self._summed(points, passed, [error * factor.unsqueeze(-1) for error in errors])
+        return Clipped(rows, count(unfit, stack.weights))
 
     @torch.no_grad()
     def outputs(self, points: Tensor, inputs: Tensor) -> Tensor:
@@ -131,39 +137,18 @@ class Chain:
         """The inputs of every layer, and its errors times weights."""
         parameters = self.model.layout.views(points)
         passed = self._forward(parameters, stack.inputs)
-        return passed, self.weighted_errors(parameters, passed, stack.targets, stack.weights)
-
-    def weighted_errors(
-        self,
-        parameters: dict[str, Tensor],
-        passed: list[Tensor],
-        targets: Tensor,
-        weights: Tensor,
-        memory: Tensor | None = None,
-    ) -> list[Tensor]:
-        """Errors at the outputs of every layer, before its activation, times the weights of examples.
-
-        Those of the first layer go into `memory`, if they follow from later ones.
-        """
-        errors = self.model.loss.errors(passed[-1], targets).mul_(weights.unsqueeze(-1))
-        return self._backward(parameters, passed, errors, memory)
+        errors = self.model.loss.errors(passed[-1], stack.targets).mul_(stack.weights.unsqueeze(-1))
+        return passed, self._backward(parameters, passed, errors)
 
     def _forward(self, parameters: dict[str, Tensor], inputs: Tensor) -> list[Tensor]:
-        """The inputs of every layer, N x B x I, and the outputs of the last."""
-        return self.forward_from(parameters, inputs, affine(parameters, self.layers[0], inputs))
-
-    def forward_from(self, parameters: dict[str, Tensor], inputs: Tensor, out: Tensor) -> list[Tensor]:
-        """The same from what the first layer gives before its activation, which happens in place."""
+        """The inputs of every layer, N x B x I, and the outputs of the last. Activations happen in place."""
         passed = [inputs]
-        for number, layer in enumerate(self.layers):
-            if number:
-                out = affine(parameters, layer, passed[-1])
+        for layer in self.layers:
+            out = affine(parameters, layer, passed[-1])
             passed.append(out if layer.activation is None else ACTIVATIONS[layer.activation][0](out))
         return passed
 
-    def _backward(
-        self, parameters: dict[str, Tensor], passed: list[Tensor], errors: Tensor, memory: Tensor | None = None
-    ) -> list[Tensor]:
+    def _backward(self, parameters: dict[str, Tensor], passed: list[Tensor], errors: Tensor) -> list[Tensor]:
         """Errors at the outputs of every layer, before its activation, N x B x O."""
         found: list[Tensor] = []
         for layer, out in zip(reversed(self.layers), reversed(passed[1:]), strict=True):
@@ -171,16 +156,17 @@ class Chain:
                 errors = ACTIVATIONS[layer.activation][1](errors, out)
             found.append(errors)
             if len(found) < len(self.layers):
-                last = len(found) + 1 == len(self.layers)
-                errors = torch.bmm(errors, parameters[layer.weight], out=memory if last else None)
+                errors = torch.bmm(errors, parameters[layer.weight])
         return found[::-1]
 
-    def _norms(self, passed: list[Tensor], errors: list[Tensor]) -> Tensor:
-        squares = errors[0].new_zeros((), dtype=torch.float64)
+    def _norms(self, passed: list[Tensor], errors: list[Tensor]) -> Norms:
+        """Of the gradient of every example."""
+        squares = reach = errors[0].new_zeros((), dtype=torch.float64)
         for layer, inputs, error in zip(self.layers, passed, errors, strict=False):
-            ones = 0.0 if layer.bias is None else 1.0
-            squares = squares + norms(error).square() * (norms(inputs).square() + ones)
-        return squares.sqrt()
+            spread = (norms(inputs).square() + (0.0 if layer.bias is None else 1.0)).sqrt()
+            squares = squares + (norms(error) * spread).square()
+            reach = torch.maximum(reach, spread * math.sqrt(layer.widths[1]))
+        return Norms(squares.sqrt(), reach)
 
     def _summed(self, points: Tensor, passed: list[Tensor], errors: list[Tensor]) -> Tensor:
         rows = torch.empty_like(points)
@@ -190,12 +176,12 @@ class Chain:
         return rows
 
 
-def affine(parameters: dict[str, Tensor], layer: Layer, inputs: Tensor, out: Tensor | None = None) -> Tensor:
+def affine(parameters: dict[str, Tensor], layer: Layer, inputs: Tensor) -> Tensor:
     """What a layer gives before its activation."""
     weight = parameters[layer.weight].transpose(1, 2)
     if layer.bias is None:
-        return torch.bmm(inputs, weight, out=out)
-    return torch.baddbmm(parameters[layer.bias].unsqueeze(1), inputs, weight, out=out)
+        return torch.bmm(inputs, weight)
+    return torch.baddbmm(parameters[layer.bias].unsqueeze(1), inputs, weight)
 
 
 def add_products_(parts: dict[str, Tensor], layer: Layer, inputs: Tensor, error: Tensor) -> None:
@@ -255,15 +241,11 @@ class FactorEngine:
         """Norms are `|error| sqrt(||user||^2 + ||item||^2 + 2)`, the two for the biases."""
         lookup = self._look_up(points, stack.inputs)
         errors = self._errors(lookup, stack)
-        lengths = (norms(lookup.user_factors).square() + norms(lookup.item_factors).square() + 2).sqrt() * norms(errors)
-        scale, nonfinite = clip.scales(lengths, points.dtype)
-        if nonfinite.any():
-            lookup = PairLookup(
-                *(part.masked_fill(nonfinite.view(*nonfinite.shape, *[1] * (part.dim() - 2)), 0) for part in lookup)
-            )
-            errors = errors.masked_fill(nonfinite.unsqueeze(-1), 0.0)
-        rows = self._scattered(points, lookup, errors * (scale * stack.weights).unsqueeze(-1))
-        return Clipped(rows, int((nonfinite & (stack.weights > 0)).sum()))
+        spread = (norms(lookup.user_factors).square() + norms(lookup.item_factors).square() + 2).sqrt()
+        factor, unfit = clip.factors(spread * norms(errors), spread, stack.weights)
+        lookup = PairLookup(*(without(unfit, part) for part in lookup))
+        rows = self._scattered(points, lookup, without(unfit, errors) * factor.unsqueeze(-1))
+        return Clipped(rows, count(unfit, stack.weights))
 
     @torch.no_grad()
     def outputs(self, points: Tensor, inputs: Tensor) -> Tensor:

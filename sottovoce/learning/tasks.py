@@ -13,16 +13,18 @@
 
 `gradient` is what the loop calls; it also tells the accountant how much and how often a record counts.
 
-Shapes: N nodes, B examples, F inputs, D parameters.
+Shapes: S local steps, N nodes, B examples, F inputs, D parameters.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,19 +40,15 @@ from sottovoce.core.sensitivity import largest, per_node
 from sottovoce.errors import InputError
 from sottovoce.learning.batches import Batches, parse_batches
 from sottovoce.learning.catalogue import PublicStatistic, Targets
-from sottovoce.learning.clipping import Clipping, parse_clipping
+from sottovoce.learning.clipping import Clipped, Clipping, Stack, clip_rows, parse_clipping
 from sottovoce.learning.datasets import Dataset
 from sottovoce.learning.devices import CPU, find_device
-from sottovoce.learning.dual_steps import Work, dual_steps
-from sottovoce.learning.engine_choice import engine_for
-from sottovoce.learning.engines import Clipped, Engine, clip_rows
-from sottovoce.learning.local_steps import DrawnExamples, GatheredSteps, LocalSteps
+from sottovoce.learning.engines import Engine, engine_for
 from sottovoce.learning.model_checks import check_model
 from sottovoce.learning.models import Model
 from sottovoce.learning.partitioning import Partition
 from sottovoce.learning.plain_modules import only_linear_layer
 from sottovoce.learning.prediction_scores import score_predictions
-from sottovoce.learning.stacked_engines import Chain
 from sottovoce.privacy.convexity import DECLARE_NORM
 from sottovoce.support.json_numbers import JSON
 from sottovoce.support.threads import chunks, for_each, torch_divides, workers
@@ -238,6 +236,35 @@ def task(
     return Task(dataset, shards, moved, engine_for(moved, engine), dtype, where)
 
 
+class DrawnExamples(NamedTuple):
+    """The batches of a round: rows of the training set, and their weights, both S x N x B.
+
+    Weights are one over the divisor of the batch; zero marks padding.
+    """
+
+    rows: Tensor
+    weights: Tensor
+
+
+class SpareMemory:
+    """Memory that was used before: new memory costs more than what is copied there."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._like = like
+        self._tensors: list[Tensor] = []
+
+    @contextmanager
+    def lent(self, numbers: int) -> Iterator[Tensor]:
+        """So many numbers in a row, with whatever is in them; of several threads, each gets its own."""
+        try:
+            memory = self._tensors.pop()
+        except IndexError:
+            memory = self._like.new_empty(0)
+        memory = memory if len(memory) >= numbers else self._like.new_empty(numbers)
+        yield memory[:numbers]
+        self._tensors.append(memory)
+
+
 class Gradients:
     """What the loop calls in each round, and what the accountant needs to know about it.
 
@@ -331,46 +358,53 @@ class Gradients:
         return rows
 
     @cached_property
-    def _gathered(self) -> GatheredSteps:
-        return GatheredSteps(self.task.engine, self.task.inputs, self.step_size)
-
-    @cached_property
-    def _steps(self) -> LocalSteps:
-        """In dual form where that takes less time: what decides is the same in every process."""
-        engine, job, drawn = self.task.engine, self.task, self.batches
-        if self.step_size is None or not isinstance(engine, Chain) or job.device != CPU:
-            return self._gathered
-        work = Work(
-            drawn.nodes, int(drawn.sizes.max()), self.local_steps, float(drawn.divisors.max()), *engine.layers[0].widths
-        )
-        if not work.pays(job.dtype.itemsize):
-            return self._gathered
-        shards = [drawn.shards[node] for node in self.nodes]
-        return dual_steps(engine, self.step_size, job.dataset.examples, shards, work.rows, job.dtype) or self._gathered
+    def _spare(self) -> SpareMemory:
+        return SpareMemory(self.task.inputs)
 
     def _examples(self, round: int) -> DrawnExamples:
         """The batches of all nodes here, in all steps of a round."""
         first, device = round * self.local_steps, self.task.device
         drawn = self.batches.draw_several(range(first, first + self.local_steps), self.nodes.tolist())
-        rows = torch.from_numpy(drawn.rows).to(device)
         weights = torch.from_numpy(drawn.present / self.batches.divisors[self.nodes, None])
-        return DrawnExamples(rows, self.task.targets.take(rows), weights.to(device, self.task.dtype))
+        return DrawnExamples(torch.from_numpy(drawn.rows).to(device), weights.to(device, self.task.dtype))
 
     def _at_once(self, points: Tensor, drawn: DrawnExamples) -> int:
         """So many nodes that their models and inputs stay in the cache, and that every thread has a block."""
-        inputs = self._steps.numbers(drawn)
+        inputs = drawn.rows.shape[2] * self.task.inputs.shape[1]
         if self.task.engine.threaded and points.device == CPU:
             return max(1, min(CACHED // (3 * points.shape[1] + inputs), -(-len(points) // workers())))
         return max(1, GATHERED // inputs)
 
     def _released(self, drawn: DrawnExamples, points: Tensor, nodes: slice) -> Clipped:
-        """What some nodes release, which stand at these points."""
-        clip = self.clipping
-        if clip.by_example:
-            with self._gathered.stack(next(drawn.of(nodes).steps)) as stack:
-                return self.task.engine.clipped(points, stack, clip)
-        total = self._steps.total(points, nodes, drawn)
-        return Clipped(total, 0) if clip.kind == "none" else clip_rows(total, clip)
+        """What some nodes release, which stand at these points: sums along their steps."""
+        engine, clip, found = self.task.engine, self.clipping, torch.zeros(0)
+        at: Tensor | None = None
+        for step, (rows, weights) in enumerate(zip(drawn.rows[:, nodes], drawn.weights[:, nodes], strict=True)):
+            with self._stack(rows, weights) as stack:
+                if clip.by_example:
+                    return engine.clipped(points, stack, clip)
+                if not step:
+                    found = engine.total(points, stack)
+                    continue
+                assert self.step_size is not None
+                at = torch.add(points, found, alpha=-self.step_size, out=at)
+                engine.add_total_(found, at, stack)
+        return Clipped(found, 0) if clip.kind == "none" else clip_rows(found, clip)
+
+    @contextmanager
+    def _stack(self, rows: Tensor, weights: Tensor) -> Iterator[Stack]:
+        """The batches of one step. All engines get them from here, with zeros in place of rows that take no part.
+
+        A weight of zero would not do: zero times infinity is not zero.
+        """
+        inputs, absent = self.task.inputs, weights == 0
+        with self._spare.lent(rows.numel() * inputs.shape[1]) as memory:
+            found = torch.index_select(inputs, 0, rows.flatten(), out=memory.view(-1, inputs.shape[1]))
+            found = found.view(*rows.shape, -1)
+            targets = self.task.targets.take(rows)
+            if absent.any():
+                found[absent], targets[absent] = 0, 0
+            yield Stack(found, targets, weights)
 
     def check(self, rounds: int) -> None:
         """Refuse a run for which not enough batches are planned."""

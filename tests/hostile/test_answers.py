@@ -23,8 +23,8 @@ from sottovoce.attacks.reconstruction import reconstruct
 from sottovoce.cli.app import app, load_commands
 from sottovoce.core.graphs import graph
 from sottovoce.learning import models
+from sottovoce.learning.clipping import Stack
 from sottovoce.learning.datasets import Dataset, from_arrays
-from sottovoce.learning.engines import Stack
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import Task, task
 from sottovoce.planning.question import Question

@@ -12,10 +12,9 @@ from torch import nn
 
 from sottovoce import InputError, NoiseKey, algorithm, metropolis, train
 from sottovoce.learning import models
-from sottovoce.learning.clipping import parse_clipping
+from sottovoce.learning.clipping import Stack, parse_clipping
 from sottovoce.learning.datasets import Dataset, load
-from sottovoce.learning.engine_choice import engine_for
-from sottovoce.learning.engines import Stack
+from sottovoce.learning.engines import engine_for
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.model_checks import examples_interact
 from sottovoce.learning.partitioning import partition

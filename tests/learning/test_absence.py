@@ -1,0 +1,179 @@
+"""Laws: what takes no part changes no bit, a gradient leaves no trace, and hostile rows pass no bound.
+
+Each runs over every model, engine, batch rule and kind of clipping.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sottovoce import NoiseKey
+from sottovoce.learning import models
+from sottovoce.learning.clipping import Stack, clip_rows, parse_clipping
+from sottovoce.learning.datasets import Dataset
+from sottovoce.learning.engines import engine_for
+from sottovoce.learning.lazy_rows import Examples
+from sottovoce.learning.partitioning import Partition, Sizes
+from sottovoce.learning.tasks import task
+from sottovoce.support.threads import threads
+
+SHARDS = tuple(np.split(np.arange(20), [7, 11]))
+HOSTILE = np.array([3e38, np.nan, np.inf, -np.inf, 1e-42, -3e38, 0.0], dtype=np.float32)
+BATCHES = ("full", "cycle:3x2", "shuffle:3", "poisson:0.4", "poisson:0.05", "cyclic-poisson:0.5x2", "fixed:2")
+CLIPS = (("none",), ("whole-gradient", 0.7), ("per-example", 0.7), ("bounded",))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    with threads():
+        yield
+
+
+class Attention(nn.Module):
+    """A module that no engine knows, and whose gradient is not a number for rows of zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.mixed, self.out = nn.Parameter(torch.full((4,), 0.3)), nn.Linear(64, 3)
+
+    def forward(self, rows):
+        words = (rows / rows.norm(dim=-1, keepdim=True)).view(-1, 16, 4) * self.mixed
+        return self.out(((words @ words.transpose(1, 2)).softmax(-1) @ words).flatten(1))
+
+
+MODELS = {
+    "linear": (lambda: models.linear(64), "value"),
+    "logistic": (lambda: models.logistic(64), "two"),
+    "softmax": (lambda: models.softmax(64, 3), "classes"),
+    "mlp": (lambda: models.mlp((64, 5, 3)), "classes"),
+    "mlp of values": (lambda: models.mlp((64, 5, 1), loss="squared"), "value"),
+    "cnn": (lambda: models.cnn((1, 8, 8), 3, filters=(4,), groups=2), "classes"),
+    "gn-resnet18": (lambda: models.gn_resnet18((1, 8, 8), 3, width=4, groups=2), "classes"),
+    "matrix-factorisation": (lambda: models.matrix_factorisation(6, 9, rank=3), "ratings"),
+    "own": (lambda: models.wrap_module(Attention(), "cross-entropy"), "classes"),
+}
+LARGE = "gn-resnet18"
+"""What takes long meets few settings; other models meet the same code."""
+ENGINES = [
+    (name, engine)
+    for name, (make, _) in MODELS.items()
+    for engine in sorted({engine_for(make()).name, "loop", "functional"})
+    if (name, engine) != (LARGE, "functional")
+]
+every_engine = pytest.mark.parametrize(("name", "engine"), ENGINES)
+
+
+def made_up(kind, rows=20):
+    """Rows of a kind, for whom public points give finite gradients."""
+    rng = np.random.default_rng(5)
+    inputs = rng.standard_normal((rows, 64)).astype(np.float32)
+    targets = rng.standard_normal(rows).astype(np.float32)
+    classes = {"two": ("a", "b"), "classes": ("a", "b", "c")}.get(kind, ())
+    if classes:
+        targets = rng.integers(0, len(classes), rows)
+    if kind == "ratings":
+        inputs = np.stack([rng.integers(0, 6, rows), rng.integers(0, 9, rows)], axis=1).astype(np.float32)
+    return Dataset(
+        name="made-up", kind="classes" if classes else kind, examples=Examples(inputs), targets=targets,
+        test_inputs=inputs[:4], test_targets=targets[:4], shape=(1, 8, 8) if kind != "ratings" else (2,),
+        classes=classes, groups=None, test_groups=None, entities=(6, 9) if kind == "ratings" else (), licence="",
+        source="", notes=(),
+    )  # fmt: skip
+
+
+def job_of(name, engine, *, norm=False):
+    make, kind = MODELS[name]
+    data = made_up(kind)
+    data = data.max_norm(3.0) if norm else data
+    counts = [len(shard) for shard in SHARDS]
+    shards = Partition(SHARDS, "own", 0, Sizes(min(counts), float(np.mean(counts)), max(counts), None))
+    return task(data, shards, make(), engine=engine)
+
+
+def with_hostile(job, chosen):
+    """The same job where some rows are hostile; positions of ratings stay positions."""
+    data = job.dataset
+    inputs, targets = data.examples[:].copy(), data.targets.copy()
+    patterns = np.resize(HOSTILE, (len(HOSTILE), 64))
+    patterns[:4] = HOSTILE[:4, None]
+    if data.kind != "ratings":
+        inputs[chosen] = np.resize(patterns, (len(chosen), 64))
+    targets[chosen] = (targets[chosen] + 1) % len(data.classes) if data.classes else np.resize(HOSTILE, len(chosen))
+    examples = Examples(inputs)
+    bound = data.examples.norm_bound
+    return replace(job, dataset=replace(data, examples=examples.clipped(bound) if bound else examples, targets=targets))
+
+
+def clips_of(name):
+    return CLIPS if name in ("logistic", "softmax") else CLIPS[:3]
+
+
+@every_engine
+def test_rows_that_take_no_part_change_no_bit(name, engine):
+    """Neither a node's own rows that no batch of the round has, nor any row of other nodes."""
+    for number, (batch, clip) in enumerate(product(BATCHES, clips_of(name))):
+        if name == LARGE and batch != "cycle:3x2":
+            continue
+        job, round = job_of(name, engine, norm=clip == ("bounded",)), 1
+        points = job.start(torch.Generator().manual_seed(1), same=False)
+        for steps in (1,) if clip[0] in ("per-example", "bounded") else (1, 3):
+            words = {"local_steps": steps, "step_size": 0.1} if steps > 1 else {}
+
+            def gradients(job, batch=batch, clip=clip, words=words):
+                return job.gradients(batch, *clip, noise_key=NoiseKey.of_seed(2), **words)
+
+            drawn, plan = range(round * steps, (round + 1) * steps), gradients(job).batches
+            used = [np.concatenate([plan.rows_of(node, t) for t in drawn]) for node in range(3)]
+            clean, node = gradients(job)(round, points), number % 3
+            assert clean.isfinite().all()
+            absent = np.setdiff1d(np.arange(20), np.concatenate(used))
+            assert torch.equal(gradients(with_hostile(job, absent))(round, points), clean), (batch, clip, steps)
+            others = np.setdiff1d(np.arange(20), used[node])
+            found = gradients(with_hostile(job, others))(round, points)
+            assert torch.equal(found[node], clean[node]), (batch, clip, steps, node)
+
+
+def hostile_rows(kind):
+    """One row for each pattern, at every size that float32 has."""
+    rng = np.random.default_rng(3)
+    rows = [np.resize(HOSTILE, 64), *(np.full(64, value) for value in HOSTILE)]
+    sizes = [10.0**power for power in (-44, -40, -20, -3, 15, 30, 34, 37)]
+    rows += [size * rng.standard_normal(64) for size in sizes]
+    rows += [np.where(np.arange(64) == 5, size, rng.standard_normal(64)) for size in (3e38, 1e30)]
+    rows = np.clip(np.array(rows), -3.4e38, 3.4e38, where=np.isfinite(rows), out=np.array(rows)).astype(np.float32)
+    targets = np.resize(np.array([1, 0, 2]), len(rows))
+    if kind == "two":
+        targets = targets % 2
+    elif kind != "classes":
+        targets = np.resize(np.concatenate([HOSTILE, [1e30, 1.0]]), len(rows)).astype(np.float32)
+    if kind == "ratings":
+        rows = np.stack([np.arange(len(rows)) % 6, np.arange(len(rows)) % 9], axis=1).astype(np.float32)
+    return torch.from_numpy(rows), torch.from_numpy(targets)
+
+
+@every_engine
+def test_hostile_rows_pass_no_bound(name, engine):
+    """One example a node: what it releases is one clipped gradient, times its weight."""
+    make, kind = MODELS[name]
+    net, (inputs, targets) = make(), hostile_rows(kind)
+    built, draw = engine_for(net, engine), torch.Generator().manual_seed(0)
+    weights, bounds = ((1e-6,), (1.0,)) if name == LARGE else ((1.0, 1e-6), (1e-6, 1.0))
+    settings = [(torch.float64, 1.0, 1.0, 1.0), *product((torch.float32,), (1.0, 1e-20, 1e-37), weights, bounds)]
+    for dtype, size, weight, bound in settings:
+        points = size * net.start(len(inputs), draw, same=False, dtype=dtype)
+        points[2:4] = 1e30
+        wanted = targets if net.loss.name == "cross-entropy" else targets.to(dtype)
+        each = torch.full((len(inputs), 1), weight, dtype=dtype)
+        stack = Stack(inputs.to(dtype).unsqueeze(1), wanted.unsqueeze(1), each)
+        found = built.clipped(points, stack, parse_clipping("per-example", bound)).rows
+        assert found.isfinite().all()
+        lengths = np.linalg.norm(found.numpy().astype(np.longdouble), axis=-1)
+        assert (lengths <= np.longdouble(each[0, 0].item()) * bound).all(), (dtype, size, weight, bound)
+        whole = clip_rows(built.total(points, stack), parse_clipping("whole-gradient", bound)).rows
+        assert np.linalg.norm(whole.numpy().astype(np.longdouble), axis=-1).max() <= bound
