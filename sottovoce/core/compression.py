@@ -323,7 +323,8 @@ def parse_compression(spec: str | Compression) -> Compression:
     except ValueError as error:
         if isinstance(error, InputError):
             raise
-    raise InputError(f"compression {spec!r}", "known: identity, rand:A, gsgd:B, gsgd:B,as-printed, top:A", "write rand:0.5, for example")
+    known = "identity, rand:A, gsgd:B, gsgd:B,as-printed, top:A"
+    raise InputError(f"compression {spec!r}", f"known: {known}", "write rand:0.5, for example")
 
 
 def _as_bytes(rows: Reals) -> NDArray[np.uint8]:

@@ -399,7 +399,7 @@ def test_zip_dl_theorem_5_12_without_its_square_is_loose():
 
 
 def test_zip_dl_theorem_5_9_leaves_out_the_step_size_of_the_noise():
-    """Section 5.2 has zeta^2 where Algorithm 1 draws (g zeta)^2: at g = 0.01 the formula says 0.255, the truth is 27.9."""
+    """Section 5.2 has zeta^2 where Algorithm 1 draws (g zeta)^2: at g = 0.01 it says 0.255, and the truth is 27.9."""
     net = metropolis("ring:7")
     found = figures("zip-dl", net, views.node(0), 6, lipschitz=1.0, sigma=1.0, step_size=0.01)
     printed, mended = (found[name] for name in ("zip-dl Theorem 5.9", "zip-dl Theorem 5.9, mended"))

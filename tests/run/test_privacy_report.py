@@ -278,8 +278,8 @@ def test_poisson_batches_are_about_a_record_that_counts_as_nothing(name):
     began = begun(algorithm(name, sigma=1.5), net, "poisson:0.25", rounds=20)
     found = report_privacy(began, delta=DELTA, attackers="none")
     wanted = poisson(3.0, 0.25, 20)
-    assert found.sampled.epsilon == pytest.approx(wanted, rel=1e-9)
-    assert found.headline.epsilon == pytest.approx(wanted, rel=1e-9)
+    assert found.sampled.epsilon == pytest.approx(wanted, rel=1e-5)
+    assert found.headline.epsilon == pytest.approx(wanted, rel=1e-5)
     assert found.headline.change == "zero-out"
     assert found.headline.assumptions[0].kind is AssumptionKind.SAMPLED_BATCHES
     assert "made to count as nothing" in str(found.headline.assumptions[0])
