@@ -1,4 +1,4 @@
-"""Whether a model fits its data, and whether examples of a batch influence each other's outputs.
+"""Whether a model fits its data, leaves no trace, and keeps the examples of a batch apart.
 
 Clipping per example bounds what one record does only if its outputs do not depend on the other records.
 
@@ -12,10 +12,12 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import Dataset
 from sottovoce.learning.models import Model
+from sottovoce.learning.modules import generators_kept, state_of
 
 PROBES = 3
 """So many examples are put through a model together and one by one."""
@@ -47,12 +49,44 @@ def check_model(dataset: Dataset, model: Model, dtype: torch.dtype) -> None:
             f"{model.loss.name} needs {wanted} each",
             "change the last layer or the loss",
         )
+    left = what_a_gradient_changes(model, dtype, dataset.examples.width)
+    if left is not None:
+        raise InputError(
+            f"{model.name}: a gradient changes {left}",
+            "all nodes have one module, and what a call leaves there would carry one node's data to the others",
+            "compute it afresh in every call, or in __init__",
+        )
     if examples_interact(model, probes_BF):
         raise InputError(
             f"{model.name}: outputs for an example change with the others of its batch",
             "clipping per example needs examples that do not influence each other",
             "replace the layer that mixes them, such as batch norm by group norm",
         )
+
+
+def what_a_gradient_changes(model: Model, dtype: torch.dtype, features: int) -> str | None:
+    """Where a module, in the mode it is in, holds something else after a gradient on rows of zeros; None if nowhere."""
+    with generators_kept():
+        tried = replace(model, module=copy.deepcopy(model.module))
+        before = state_of(tried.module)
+        first = _outputs_and_gradient(tried, dtype, features)
+        after = state_of(tried.module)
+        second = _outputs_and_gradient(tried, dtype, features)
+    places = [place for place in {**before, **after} if before.get(place) != after.get(place)]
+    if places:
+        return min(places, key=len)
+    return None if torch.allclose(first, second, rtol=0, atol=0, equal_nan=True) else "outputs for the same rows"
+
+
+def _outputs_and_gradient(model: Model, dtype: torch.dtype, features: int) -> Tensor:
+    """Called as it is, so that what it changes is seen."""
+    parameters = {name: part.requires_grad_() for name, part in model.layout.views(_start(model, dtype)).items()}
+    held = {name: part.clone() for name, part in parameters.items()}
+    inputs = torch.zeros(1, *(model.shape or (features,)), dtype=dtype)
+    with torch.enable_grad():
+        outputs: Tensor = functional_call(model.module, held, (inputs,))
+        torch.autograd.grad(outputs.sum(), list(parameters.values()), allow_unused=True)
+    return outputs.detach()
 
 
 def examples_interact(model: Model, inputs_BF: Tensor) -> bool:

@@ -26,12 +26,12 @@ from typing import TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from sottovoce.errors import InputError
 from sottovoce.learning import networks
 from sottovoce.learning.datasets import Dataset
 from sottovoce.learning.losses import LOSSES, Loss
+from sottovoce.learning.modules import call_alone, generators_kept
 
 Made = TypeVar("Made")
 
@@ -95,7 +95,7 @@ class Model:
     def outputs_of(self, parameters: dict[str, Tensor], inputs_BF: Tensor) -> Tensor:
         """The same from parameters by name."""
         shaped = inputs_BF if self.shape is None else inputs_BF.view(-1, *self.shape)
-        found: Tensor = functional_call(self.module, parameters, (shaped,))
+        found = call_alone(self.module, parameters, shaped)
         return found.unsqueeze(-1) if found.dim() == 1 else found
 
     def start(
@@ -133,17 +133,13 @@ _TURN = threading.RLock()
 
 
 def with_torch_seed(make: Callable[[], Made], seed: int = 0) -> Made:
-    """What `make` gives when torch's own generator starts from `seed`; the generator is left as it was.
+    """What `make` gives when torch's own generator starts from `seed`; random generators are left as they were.
 
     torch's layers draw from that generator and take no other. A process has one of it, so threads take turns.
     """
-    with _TURN:
-        before = torch.default_generator.get_state()
+    with _TURN, generators_kept():
         torch.default_generator.manual_seed(seed)
-        try:
-            return make()
-        finally:
-            torch.default_generator.set_state(before)
+        return make()
 
 
 # --- any module ----------------------------------------------------------------------------------------------------

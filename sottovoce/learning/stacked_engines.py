@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from sottovoce.learning.clipping import Clipped, Clipping, Stack, count, norms, without
 from sottovoce.learning.models import Model
+from sottovoce.learning.modules import is_plain
 from sottovoce.learning.networks import Factors
-from sottovoce.learning.plain_modules import is_plain
 
 Slope = Callable[[Tensor, Tensor], Tensor]
 

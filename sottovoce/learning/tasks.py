@@ -46,8 +46,8 @@ from sottovoce.learning.devices import CPU, find_device
 from sottovoce.learning.engines import Engine, engine_for
 from sottovoce.learning.model_checks import check_model
 from sottovoce.learning.models import Model
+from sottovoce.learning.modules import only_linear_layer
 from sottovoce.learning.partitioning import Partition
-from sottovoce.learning.plain_modules import only_linear_layer
 from sottovoce.learning.prediction_scores import score_predictions
 from sottovoce.privacy.convexity import DECLARE_NORM
 from sottovoce.support.json_numbers import JSON

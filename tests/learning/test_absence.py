@@ -5,6 +5,7 @@ Each runs over every model, engine, batch rule and kind of clipping.
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from itertools import product
 
@@ -13,12 +14,13 @@ import pytest
 import torch
 from torch import nn
 
-from sottovoce import NoiseKey
+from sottovoce import InputError, NoiseKey
 from sottovoce.learning import models
 from sottovoce.learning.clipping import Stack, clip_rows, parse_clipping
 from sottovoce.learning.datasets import Dataset
-from sottovoce.learning.engines import engine_for
+from sottovoce.learning.engines import Loop, engine_for
 from sottovoce.learning.lazy_rows import Examples
+from sottovoce.learning.modules import state_of
 from sottovoce.learning.partitioning import Partition, Sizes
 from sottovoce.learning.tasks import task
 from sottovoce.support.threads import threads
@@ -177,3 +179,118 @@ def test_hostile_rows_pass_no_bound(name, engine):
         assert (lengths <= np.longdouble(each[0, 0].item()) * bound).all(), (dtype, size, weight, bound)
         whole = clip_rows(built.total(points, stack), parse_clipping("whole-gradient", bound)).rows
         assert np.linalg.norm(whole.numpy().astype(np.longdouble), axis=-1).max() <= bound
+
+
+# --- nothing is shared ---------------------------------------------------------------------------------------------
+
+
+KEPT = []
+
+
+class Keeping(nn.Module):
+    """A linear layer after something that depends on what it was called with before."""
+
+    count = 0
+
+    def __init__(self, how):
+        super().__init__()
+        self.out, self.how, self.log, self.seen = nn.Linear(64, 3), how, [], torch.zeros(64)
+        self.register_buffer("mean", torch.zeros(64))
+        self.own = torch.Generator().manual_seed(0)
+        self.inner = {"mean": {"of": torch.zeros(64)}}
+        held = []
+        self.closure = lambda rows: held.append(rows.detach().mean(0) + 1) or sum(held)
+
+    def forward(self, rows):
+        return self.out(rows - self.shift(rows) if self.training else rows)
+
+    def shift(self, rows, cache=[]):  # noqa: B006
+        mean = rows.detach().mean(0) + 1
+        if self.how == "buffer":
+            self.mean = 0.5 * self.mean + mean
+            return self.mean
+        if self.how == "buffer in place":
+            return self.mean.mul_(0.5).add_(mean)
+        if self.how == "tensor":
+            self.seen = self.seen + mean
+            return self.seen
+        if self.how in ("list", "default", "global"):
+            held = {"list": self.log, "default": cache, "global": KEPT}[self.how]
+            held.append(mean)
+            return sum(held)
+        if self.how == "closure":
+            return self.closure(rows)
+        if self.how == "nested":
+            return self.inner["mean"]["of"].add_(mean)
+        if self.how == "class":
+            type(self).count += 1
+            return float(self.count)
+        if self.how == "mode":
+            self.eval()
+            return mean
+        if self.how == "frozen":
+            self.bias_like.data.add_(mean)
+            return self.bias_like
+        draws = {"torch": torch.rand, "numpy": np.random.random_sample, "python": lambda _: [random.random()]}
+        if self.how == "generator":
+            return torch.rand(1, generator=self.own)
+        return float(draws[self.how](1)[0])
+
+
+OF_THE_MODULE = ("buffer", "buffer in place", "tensor", "list", "nested", "mode", "frozen", "generator")
+OUTSIDE = ("default", "global", "closure", "class", "torch", "numpy", "python")
+
+
+def keeping(how):
+    module = Keeping(how)
+    if how == "frozen":
+        module.bias_like = nn.Parameter(torch.zeros(64), requires_grad=False)
+    return models.wrap_module(module, "cross-entropy", name="keeping")
+
+
+@pytest.fixture
+def _forget():
+    yield
+    KEPT.clear()
+    Keeping.count = 0
+    Keeping.shift.__defaults__[0].clear()
+
+
+@pytest.mark.usefixtures("_forget")
+@pytest.mark.parametrize("how", [*OF_THE_MODULE, *OUTSIDE])
+def test_a_module_that_keeps_something_is_refused(how):
+    with pytest.raises(InputError, match="keeping: a gradient changes "):
+        task(made_up("classes"), Partition(SHARDS, "own", 0, Sizes(4, 20 / 3, 9, None)), keeping(how))
+
+
+@pytest.mark.parametrize("how", OF_THE_MODULE)
+def test_each_node_begins_with_the_module_as_it_was(how):
+    """Even if the module was not refused: nobody's rows move the gradients of others, in whatever order they come."""
+    net, data = keeping(how), made_up("classes", rows=6)
+    points = net.start(3, torch.Generator().manual_seed(0))
+    inputs, targets = torch.from_numpy(data.inputs).view(3, 2, 64), torch.from_numpy(data.targets).view(3, 2)
+    stack, before, built = Stack(inputs, targets, torch.full((3, 2), 0.5)), state_of(net.module), Loop(net)
+    total = built.total(points, stack)
+    outputs = built.outputs(points, inputs)
+    alone = [built.total(points[u : u + 1], Stack(*(part[u : u + 1] for part in stack))) for u in (2, 0, 1)]
+    assert torch.equal(total, torch.cat(alone)[[1, 2, 0]])
+    assert torch.equal(outputs, torch.cat([built.outputs(points[u : u + 1], inputs[u : u + 1]) for u in range(3)]))
+    assert state_of(net.module) == before
+
+
+@every_engine
+def test_a_gradient_leaves_no_trace(name, engine):
+    """In the module, in random generators, in the rows, and at the points; and the second is the first."""
+    for clip in CLIPS[: 2 if name == LARGE else 3]:
+        job = job_of(name, engine)
+        points = job.start(torch.Generator().manual_seed(1), same=False)
+        gradient = job.gradients("cycle:3x2", *clip, noise_key=NoiseKey.of_seed(2))
+        before = state_of(job.model.module)
+        rows, kept, at = job.inputs.clone(), job.test_inputs.clone(), points.clone()
+        first = gradient(0, points)
+        job.evaluate(points)
+        second = gradient(0, points)
+        assert torch.equal(first, second)
+        assert state_of(job.model.module) == before
+        for now, then in ((job.inputs, rows), (job.test_inputs, kept), (points, at)):
+            assert torch.equal(now, then)
