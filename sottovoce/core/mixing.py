@@ -89,6 +89,11 @@ class Mixing:
         """Along which edges something is delivered in this step."""
         return _edges(self.weights)
 
+    @property
+    def sent_weights(self) -> sparse.csr_array:
+        """Of what leaves its sender, if that takes part: also to receivers that do not."""
+        return self.weights if self.planned is None else self.planned
+
     @cached_property
     def planned_edges(self) -> Edges:
         """Along which edges senders meant to send."""

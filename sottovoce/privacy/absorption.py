@@ -294,6 +294,7 @@ def _heard_nodes(step: StepMatrices, members: NDArray[np.intp]) -> NDArray[np.bo
     hearing = reach.copy()
     hearing[members] = True
     for mixing in reversed(step.mixings):
-        reach |= columns_touched(mixing.weights, reach | hearing)
+        heard = columns_touched(mixing.sent_weights, hearing)
+        reach |= columns_touched(mixing.weights, reach) | (heard if mixing.active is None else heard & mixing.active)
     reach[members] = False
     return reach

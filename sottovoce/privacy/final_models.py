@@ -7,18 +7,14 @@ of a node that had dropped out in the last round.
 
 from __future__ import annotations
 
-import numpy as np
 from scipy import sparse
-from scipy.sparse.linalg import lsmr
 
 from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.final_models import FinalModels
+from sottovoce.privacy.spanned_rows import spanned
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.support.memo import once_for_each
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
-
-NEAR = 1e-6
-"""A combination of models counts as one of messages when it is one up to this share of its length."""
 
 
 def covered_final_models(system: LinearSystem, view: View) -> FinalModels:
@@ -76,23 +72,19 @@ def models_follow_from_messages(system: LinearSystem) -> bool:
 
 @once_for_each
 def _models_are_in_messages(last: StepMatrices) -> bool:
-    return _spanned(sparse.hstack(last.split(last.models)), sparse.hstack(last.split(_messages(last))))
+    return spanned(_of_inputs(last, last.models, 0), _messages(last, 0))
 
 
 @once_for_each
 def _made_of_messages(step: StepMatrices) -> bool:
     after = sparse.vstack([step.state_out, step.models], format="csr")
-    return _spanned(sparse.hstack(step.split(after)[1:]), sparse.hstack(step.split(_messages(step))[1:]))
+    return spanned(_of_inputs(step, after, 1), _messages(step, 1))
 
 
-def _messages(step: StepMatrices) -> sparse.csr_array:
-    return sparse.csr_array(sparse.vstack([sent.rows for sent in step.sent], format="csr"))
+def _messages(step: StepMatrices, first: int) -> list[sparse.csr_array]:
+    return [_of_inputs(step, sent.rows, first) for sent in step.sent]
 
 
-def _spanned(rows: sparse.sparray, by: sparse.sparray) -> bool:
-    """Whether a random combination of `rows` is one of the rows of `by`: then all are, for sure but for chance."""
-    target = rows.T @ np.random.default_rng(0).standard_normal(rows.shape[0])
-    if not target.any():
-        return True
-    found = lsmr(by.T, target, atol=1e-10, btol=1e-10, maxiter=10 * sum(by.shape))[0]
-    return bool(np.linalg.norm(by.T @ found - target) <= NEAR * np.linalg.norm(target))
+def _of_inputs(step: StepMatrices, rows: sparse.csr_array, first: int) -> sparse.csr_array:
+    """Rows of a round over its inputs, without the `first` of state, gradients and noise."""
+    return sparse.csr_array(sparse.hstack(step.split(rows)[first:], format="csr"))

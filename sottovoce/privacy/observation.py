@@ -320,7 +320,10 @@ def selected_messages(sent: TracedMessages, mixing: Mixing, adversary: View, own
 
 
 def _selected_rows(sent: TracedMessages, mixing: Mixing, adversary: View, own: bool) -> NDArray[np.bool_] | None:
-    """Which rows of one gossip step an adversary gets; None where it gets sums of them."""
+    """Which rows of one gossip step an adversary gets; None where it gets sums of them.
+
+    What left its sender can be tapped, and arrives at a member's machine, whether or not that takes part in the round.
+    """
     sender, receiver, rows = sent
     if sender.size == 0 or sender[0] == -1:  # a sum over everyone, and published models, are there for all to see
         return ~np.isin(receiver, adversary.members)  # members know their own models
@@ -335,19 +338,16 @@ def _selected_rows(sent: TracedMessages, mixing: Mixing, adversary: View, own: b
     members = np.zeros(mixing.n, dtype=bool)
     members[list(adversary.members)] = True
     if receiver[0] == -1:
-        got = columns_touched(mixing.weights, members)[sender]
+        got = columns_touched(mixing.sent_weights, members)[sender]
     else:
         got = members[receiver] & (receiver >= 0)
-        if mixing.active is not None:
-            got &= mixing.active[receiver]
     return got | members[sender] if own else got & ~members[sender]
 
 
 def _tapped(
     sender: NDArray[np.intp], receiver: NDArray[np.intp], mixing: Mixing, edges: tuple[tuple[int, int], ...]
 ) -> NDArray[np.bool_]:
-    left = mixing.weights if mixing.planned is None else mixing.planned  # what left its sender can be tapped
-    live = [(a, b) for a, b in edges if a != b and left[b, a] != 0]
+    live = [(a, b) for a, b in edges if a != b and mixing.sent_weights[b, a] != 0]
     if receiver[0] == -1:
         return np.isin(sender, [a for a, _ in live])
     codes = sender * mixing.n + receiver

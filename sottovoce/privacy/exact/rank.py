@@ -11,7 +11,6 @@ Shapes: Z noise sources, G gradients, of all rounds.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from functools import lru_cache
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.core.mixing import Mixing
+from sottovoce.privacy.meant_weights import NEAR, SIMPLE, meant
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep
 
 PRIME = 33554393
@@ -29,11 +29,6 @@ PRIME = 33554393
 
 LARGEST, LONGEST = 2_000, 3e8
 """Noise sources up to which it is computed of weights as they are stored; multiplications, of fractions."""
-
-SIMPLE, NEAR, SMALL = 10**6, 1e-15, 1e-6
-"""A float next to a fraction with a denominator up to the first stands for it: by chance that is one float in 2,000.
-The distance may be the second, which is what is left of one when other weights are taken off, or for floats below the
-third four units in their last place."""
 
 Integers = NDArray[np.int64]
 
@@ -80,7 +75,7 @@ def _parts(step: ObservedStep) -> Iterator[sparse.csr_array]:
 
 
 def _is_simple(part: sparse.csr_array) -> bool:
-    return all(_meant(value).denominator <= SIMPLE for value in np.unique(part.data).tolist())
+    return all(meant(value).denominator <= SIMPLE for value in np.unique(part.data).tolist())
 
 
 def rank_of_gossip(steps: Iterable[tuple[sparse.csr_array, Mixing]]) -> int:
@@ -151,12 +146,5 @@ def _residues(matrix: sparse.csr_array, stored: bool) -> sparse.csr_array:
 
 @lru_cache(maxsize=1 << 16)
 def _residue(value: float, stored: bool) -> int:
-    exact = Fraction(value) if stored else _meant(value)
+    exact = Fraction(value) if stored else meant(value)
     return exact.numerator * pow(exact.denominator, -1, PRIME) % PRIME
-
-
-def _meant(value: float) -> Fraction:
-    """The simple fraction next to a float, or else the float itself."""
-    exact = Fraction(value)
-    simple = exact.limit_denominator(SIMPLE)
-    return simple if abs(simple - exact) <= (NEAR if abs(value) >= SMALL else 4 * math.ulp(value)) else exact
