@@ -80,7 +80,7 @@ def _parts(step: ObservedStep) -> Iterator[sparse.csr_array]:
 
 
 def _is_simple(part: sparse.csr_array) -> bool:
-    return all(_meant(value).denominator <= SIMPLE for value in np.unique(part.data).tolist())
+    return all(meant(value).denominator <= SIMPLE for value in np.unique(part.data).tolist())
 
 
 def rank_of_gossip(steps: Iterable[tuple[sparse.csr_array, Mixing]]) -> int:
@@ -151,11 +151,11 @@ def _residues(matrix: sparse.csr_array, stored: bool) -> sparse.csr_array:
 
 @lru_cache(maxsize=1 << 16)
 def _residue(value: float, stored: bool) -> int:
-    exact = Fraction(value) if stored else _meant(value)
+    exact = Fraction(value) if stored else meant(value)
     return exact.numerator * pow(exact.denominator, -1, PRIME) % PRIME
 
 
-def _meant(value: float) -> Fraction:
+def meant(value: float) -> Fraction:
     """The simple fraction next to a float, or else the float itself."""
     exact = Fraction(value)
     simple = exact.limit_denominator(SIMPLE)

@@ -29,6 +29,7 @@ from sottovoce.core.noise import ZeroSum
 from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.exact.average import Separated, average_has_no_noise, separated
+from sottovoce.privacy.exact.averaging import averaging_loss
 from sottovoce.privacy.exact.conjugate import conjugate
 from sottovoce.privacy.exact.deflation import UNCOVERED, Deflated, deflated
 from sottovoce.privacy.exact.elimination import eliminate_known_messages, without_implied_models
@@ -139,6 +140,9 @@ def _search(
         return np.where(_reached(observation), np.inf, 0.0)
     if average_has_no_noise(observation):
         return np.where(_reached(observation), np.inf, 0.0)
+    averaged = averaging_loss(observation)
+    if averaged is not None:
+        return averaged.squares
     of_noisy_gradients = loss_of_noisy_gradients(observation, scheme)
     if of_noisy_gradients is not None:
         return of_noisy_gradients
