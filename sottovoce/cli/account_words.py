@@ -42,7 +42,7 @@ def headline_words(result: "Account", best: "Guarantee", delta: float, labels: S
         scope = "part of what this adversary sees holds no noise that it does not know, so nothing protects them"
     if not best.observed:
         scope = "no observed message depends on this data, and final models are not covered"
-    lines = [f"Headline: {figure}, {best.kind}, {_whom(result, best, labels)}; {scope}."]
+    lines = [f"Headline: {figure}, {best.kind} ({best.figure}), {_whom(result, best, labels)}; {scope}."]
     stand_in = stand_in_of(result.view, result.system)
     lines += [] if stand_in is None else [f"{stand_in}."]
     lines.append(f"It holds {result.coverage}.")
@@ -102,18 +102,20 @@ def table_words(result: "Account") -> list[str]:
 def join_distances(table: list[list[str]]) -> list[list[str]]:
     """A table of guarantees in which distances one after the other that have the same figures are one row.
 
-    >>> head = ["kind", "distance", "victims", "mu"]
-    >>> join_distances([head, ["any-training", "1", "2", "0.5"], ["any-training", "2", "2", "0.1"],
-    ...                 ["any-training", "3", "2", "0.1"], ["any-training", "4", "1", "0.1"]])[2:]
-    [['any-training', '2 to 4', '5', '0.1']]
+    >>> head, kind = ["kind", "figure", "distance", "victims", "mu"], ["any-training", "bound"]
+    >>> join_distances([head, [*kind, "1", "2", "0.5"], [*kind, "2", "2", "0.1"],
+    ...                 [*kind, "3", "2", "0.1"], [*kind, "4", "1", "0.1"]])[2:]
+    [['any-training', 'bound', '2 to 4', '5', '0.1']]
     """
     joined: list[list[str]] = []
     for row in table:
-        kind, distance, victims, *figures = row
-        if joined and distance.isdigit() and joined[-1][0] == kind and joined[-1][3:] == figures:
-            first, last = joined[-1][1].split(" ")[0], joined[-1][1].split(" ")[-1]
+        kind, figure, distance, victims, *figures = row
+        alike = joined and joined[-1][:2] == [kind, figure] and joined[-1][4:] == figures
+        if alike and distance.isdigit():
+            first, last = joined[-1][2].split(" ")[0], joined[-1][2].split(" ")[-1]
             if last.isdigit() and int(distance) == int(last) + 1:
-                joined[-1] = [kind, f"{first} to {distance}", str(int(joined[-1][2]) + int(victims)), *figures]
+                both = str(int(joined[-1][3]) + int(victims))
+                joined[-1] = [kind, figure, f"{first} to {distance}", both, *figures]
                 continue
         joined.append(row)
     return joined

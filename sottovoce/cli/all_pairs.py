@@ -26,7 +26,7 @@ def answer_for_pairs(
     from sottovoce.privacy import all_pairs
     from sottovoce.privacy.accountant import account
     from sottovoce.privacy.gaussian_dp import epsilon_of
-    from sottovoce.privacy.guarantee import Kind
+    from sottovoce.privacy.guarantee import Figure, Kind
     from sottovoce.support.json_numbers import to_json
 
     if system.only_gradients:
@@ -40,10 +40,11 @@ def answer_for_pairs(
     def begin(left: list[int]) -> None:
         _check_pairs_cost(setting, system, scheme, left, len(attackers) - len(left))
 
+    bounds = set[int]()
     with progress_kept("attackers", lambda count: _what_is_kept(out, count)) as advance:
         mu = all_pairs.all_pairs(
             system, scheme, secure_sum=setting.secure_sum, attackers=attackers, store=out, begin=begin,
-            progress=advance,
+            progress=advance, bounds=bounds,
         )  # fmt: skip
     with show_elapsed("accounting for everyone"):
         whole = account(system, adjacency=setting.adjacency, participation=setting.scheme)
@@ -55,6 +56,7 @@ def answer_for_pairs(
     document = {
         **settings_document(setting, sigma), "algorithm": system.algorithm.name, "topology": system.topology.name,
         "rounds": system.rounds, "secure_sum": setting.secure_sum, "delta": delta, "kind": Kind.FIXED_STREAMS.value,
+        "figure": (Figure.BOUND if bounds else Figure.EXACT).value,
         "proven_for_training": averaging, "pairs": len(others),
         "rounded_up_by": all_pairs.rounded_up_by(system.n),
         "sampled_attackers": None if sample is None else attackers,
@@ -62,11 +64,9 @@ def answer_for_pairs(
         "proven_for_everyone": proven,
         "mu": rows,
     }  # fmt: skip
-    shown = {key: document[key] for key in ("algorithm", "topology", "rounds", "delta", "kind", "pairs")}
+    shown = {key: document[key] for key in ("algorithm", "topology", "rounds", "delta", "kind", "figure", "pairs")}
     table = [*facts(shown), *([name.replace("_", " "), round_up(value)] for name, value in figures.items())]
-    lines = (
-        [] if averaging else ["These are exact for fixed streams, an idealisation of training; do not promise them."]
-    )
+    lines = [] if averaging else ["These are about fixed streams, an idealisation of training; do not promise them."]
     above = all_pairs.rounded_up_by(system.n)
     if above is not None:
         lines.append(f"Each mu may be up to {above:.1%} above the exact one; --view node:A has that of one attacker.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from sottovoce.privacy.gaussian_dp import epsilons_of
-from sottovoce.privacy.guarantee import Guarantee, Kind
+from sottovoce.privacy.guarantee import Guarantee, Kind, weakest
 from sottovoce.privacy.rounding import round_up
 
 
@@ -16,7 +16,7 @@ def table_by_distance(
 
     A `headline` that is about another adversary has a row of its own, the last one, which names that adversary.
     """
-    table = [["kind", "distance", "victims", "mu min", "mean", "max", "epsilon min", "mean", "max"]]
+    table = [["kind", "figure", "distance", "victims", "mu min", "mean", "max", "epsilon min", "mean", "max"]]
     groups: dict[tuple[str, int | None], list[Guarantee]] = {}
     for guarantee in guarantees:
         if guarantee.kind is not Kind.AS_PUBLISHED:
@@ -35,4 +35,4 @@ def _row(name: str, distance: int | None, found: Sequence[Guarantee], delta: flo
     for values in (mus, epsilons_of(mus, delta).tolist()):
         columns += [round_up(x) for x in (min(values), sum(values) / len(values), max(values))]
     far = ("out of reach" if found[0].view.members else "-") if distance is None else str(distance)
-    return [name, far, str(len(found)), *columns]
+    return [name, weakest(one.figure for one in found).value, far, str(len(found)), *columns]

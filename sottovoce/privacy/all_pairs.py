@@ -24,7 +24,7 @@ from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy import views
 from sottovoce.privacy.account_cost import account_cost
 from sottovoce.privacy.exact import routes
-from sottovoce.privacy.guarantee import Kind
+from sottovoce.privacy.guarantee import Figure, Kind
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.observation import Observation, observe
 from sottovoce.support.auditor_key import is_signed, sign
@@ -60,11 +60,13 @@ def all_pairs(
     store: Path | None = None,
     begin: Callable[[list[int]], None] | None = None,
     progress: Progress | None = None,
+    bounds: set[int] | None = None,
 ) -> NDArray[np.float64]:
     """mu of the exact loss (fixed streams): a row for each attacker (None: every node), a column for each node.
 
     Row a, column u is what a learns about u; 0 where they are the same. Rounded up by at most `rounded_up_by(n)`.
-    `begin` is called with those attackers that are not in the store, before anything is computed or written.
+    `begin` is called with those attackers that are not in the store, before anything is computed or written. To
+    `bounds` are added the attackers whose rows are bounds, or were stored, which does not say what they are.
     """
     n = system.n
     scheme.check(sum(bool(step.gradients) for step in system.steps))
@@ -72,7 +74,8 @@ def all_pairs(
     out = np.zeros((len(who), n))
     title = _title(system, scheme, secure_sum)
     lines = [] if store is None else _stored(store, title, n)
-    done = {line.attacker: line.mu for line in lines}
+    done, bounds = {line.attacker: line.mu for line in lines}, set() if bounds is None else bounds
+    bounds |= done.keys() & set(who)
     left = [place for place in range(len(who)) if who[place] not in done]
     if begin is not None:
         begin([who[place] for place in left])
@@ -87,6 +90,9 @@ def all_pairs(
     def row(attacker: int) -> NDArray[np.float64]:
         observation = observe(system, views.node(attacker, secure_sum=secure_sum))
         squares = routes.squared(observation, scheme, above=rounded_up_by(n))
+        rounded_up = rounded_up_by(n) is not None and not system.algorithm.averaging
+        if rounded_up or routes.figure_of(observation, scheme) is Figure.BOUND:
+            bounds.add(attacker)
         found = np.zeros(n)
         found[observation.victims] = np.sqrt(np.minimum(squares, _told_by_noisy_gradients(observation, scheme)))
         return found

@@ -65,6 +65,8 @@ class AssumptionKind(Enum):
         "messages are real numbers: rounding is not covered; a proof that covers it adds {extra} times the square root "
         "of the number of parameters to mu, for models that are rounded to the same grid"
     )
+    MEANT_WEIGHTS = "weights are the simple fractions that they are stored next to, and arithmetic is exact"
+    STORED_WEIGHTS = "weights are the binary fractions that are stored, and arithmetic is exact"
     SAMPLED_BATCHES = (
         "one record is {changed}; batches are drawn anew in each round, and nobody learns which records were drawn"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
@@ -30,6 +30,21 @@ class Kind(StrEnum):
 
 KINDS = (Kind.ANY_TRAINING, Kind.CONVEX_TRAINING, Kind.FIXED_STREAMS)
 """The kinds that are accounted for; `as-published` comes on request, for comparison only."""
+
+
+class Figure(StrEnum):
+    """What a figure is: the loss itself, a bound on it, or a formula. No smaller figure is wrong for being below a
+    bound."""
+
+    EXACT = "exact"
+    BOUND = "bound"
+    CLOSED_FORM = "closed-form"
+
+
+def weakest(figures: Iterable[Figure]) -> Figure:
+    """What can be said of several figures together: a bound, if one of them is only that."""
+    found = set(figures)
+    return next(one for one in (Figure.BOUND, Figure.EXACT, Figure.CLOSED_FORM) if one in found)
 
 
 def parse_kind(spec: str) -> Kind:
@@ -70,6 +85,7 @@ class Guarantee:
     assumptions: tuple[Assumption, ...]
     view: View
     final_models: FinalModels
+    figure: Figure
 
     @property
     def observed(self) -> bool:
@@ -94,6 +110,7 @@ class Guarantee:
             "victim": self.victim,
             "distance": self.distance,
             "kind": self.kind.value,
+            "figure": self.figure.value,
             "mu": to_json(self.mu),
             "epsilon": to_json(epsilon),
             "proven_for_training": self.proven_for_training.value,
@@ -127,6 +144,7 @@ class PrivacyFigure:
     proven_for_training: TrainingProof
     assumptions: tuple[Assumption, ...]
     final_models: FinalModels
+    figure: Figure
 
     @classmethod
     def of(cls, guarantee: Guarantee, delta: float) -> PrivacyFigure:
@@ -135,7 +153,7 @@ class PrivacyFigure:
             view=guarantee.view, change=Change.REPLACE, victim=guarantee.victim, distance=guarantee.distance,
             kind=guarantee.kind, mu=guarantee.mu, epsilon=guarantee.epsilon(delta),
             proven_for_training=guarantee.proven_for_training,
-            assumptions=guarantee.assumptions, final_models=guarantee.final_models,
+            assumptions=guarantee.assumptions, final_models=guarantee.final_models, figure=guarantee.figure,
         )  # fmt: skip
 
     @property
@@ -160,6 +178,7 @@ class PrivacyFigure:
             "victim": self.victim,
             "distance": self.distance,
             "kind": self.kind.value,
+            "figure": self.figure.value,
             "mu": to_json(self.mu),
             "epsilon": to_json(self.epsilon),
             "proven_for_training": self.proven_for_training.value,
@@ -169,7 +188,10 @@ class PrivacyFigure:
 
     @classmethod
     def read(cls, document: Document) -> PrivacyFigure:
-        """The figure that `document` wrote; guarantees inside an account name no change: data is replaced."""
+        """The figure that `document` wrote; guarantees inside an account name no change: data is replaced.
+
+        What says nothing else is a bound.
+        """
         return cls(
             view=read_view(document["view"]),
             change=Change(document.get("change", Change.REPLACE)),
@@ -181,4 +203,5 @@ class PrivacyFigure:
             proven_for_training=TrainingProof(document["proven_for_training"]),
             assumptions=tuple(Assumption.read(sentence) for sentence in document["assumptions"]),
             final_models=FinalModels(document["final_models"]),
+            figure=Figure(document.get("figure", Figure.BOUND)),
         )

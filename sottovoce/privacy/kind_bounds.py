@@ -28,9 +28,11 @@ from sottovoce.privacy.closedness import Closedness, closedness, is_plainly_open
 from sottovoce.privacy.convexity import least_weight
 from sottovoce.privacy.covering_views import hides_in_sums, lacks_secrets
 from sottovoce.privacy.discrete_noise import discrete_factor
+from sottovoce.privacy.exact.averaging import averaging_loss
+from sottovoce.privacy.exact.routes import figure_of
 from sottovoce.privacy.exact.several import SeveralViews
 from sottovoce.privacy.final_models import covered_final_models
-from sottovoce.privacy.guarantee import Guarantee, Kind, TrainingProof
+from sottovoce.privacy.guarantee import Figure, Guarantee, Kind, TrainingProof
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients, may_bound
 from sottovoce.privacy.observation import Observation, observe
 from sottovoce.privacy.reach import reaching_gradients
@@ -62,11 +64,39 @@ class _ClosedView(NamedTuple):
 
 
 class _Bound(NamedTuple):
-    """mu^2 of every victim, whether it is proven for training, and what it assumes."""
+    """mu^2 of every victim and what these figures are, whether it is proven for training, and what it assumes."""
 
     squares: NDArray[np.float64]
+    figures: list[Figure]
     proof: TrainingProof
     assumptions: tuple[Assumption, ...]
+
+
+class _Squares(NamedTuple):
+    """mu^2 of every victim, and what these figures are."""
+
+    squares: NDArray[np.float64]
+    figures: list[Figure]
+
+    @classmethod
+    def bounds(cls, squares: NDArray[np.float64]) -> _Squares:
+        """Of the view itself nothing smaller is known."""
+        return cls(squares, [Figure.BOUND] * len(squares))
+
+
+def _least(options: Sequence[_Squares]) -> _Squares:
+    """The least of several figures for each victim; of those that are alike one that is no bound."""
+    each_OV = np.array([option.squares for option in options])
+    squares = each_OV.min(axis=0)
+    figures = []
+    for victim, least in enumerate(squares.tolist()):
+        alike = [
+            one.figures[victim]
+            for one, square in zip(options, each_OV[:, victim].tolist(), strict=True)
+            if square <= (1 + NEAR) * least
+        ]
+        figures.append(next((one for one in alike if one is not Figure.BOUND), Figure.BOUND))
+    return _Squares(squares, figures)
 
 
 class _Reactions(NamedTuple):
@@ -110,7 +140,7 @@ class KindBounds:
         self.scheme, self.adjacency, self.lipschitz = terms.scheme, terms.adjacency, terms.lipschitz
         self.optimised = terms.optimised
         self.policy: Policy | None = None
-        self._exact: dict[View, NDArray[np.float64]] = {}
+        self._exact: dict[View, _Squares] = {}
         self._couplings: dict[View, tuple[Coupling, ...]] = {}
 
     def guarantees(self, kind: Kind) -> list[Guarantee]:
@@ -122,28 +152,42 @@ class KindBounds:
             Kind.CONVEX_TRAINING: self._convex_training,
             Kind.FIXED_STREAMS: self._fixed_streams,
         }
-        squares, proof, assumptions = bounds[kind]()
+        found_squares, figures, proof, assumptions = bounds[kind]()
         of_sums = self.view.secure_sum or self.view.final_models is FinalModels.AVERAGE
         by_absorption = kind is Kind.CONVEX_TRAINING and not of_sums
-        squares, covered = self._rounded_up(squares, by_absorption=by_absorption)
+        squares, covered = self._rounded_up(found_squares, by_absorption=by_absorption)
+        larger = (squares > (1 + 2 * NEAR) * found_squares).tolist()
         if lacks_secrets(self.view, self.system):
             unknown = AssumptionKind.OUTSIDE_OF_SUMS if hides_in_sums(self.system) else AssumptionKind.NO_SHARED_SECRETS
             assumptions = (*assumptions, unknown.of())
         final_models = covered_final_models(self.system, self.view)
         assumed = {
-            is_covered: (*assumptions, rounding(self.system, covered=is_covered, by_absorption=by_absorption))
+            is_covered: (
+                *assumptions,
+                *(() if is_covered else self._about_weights()),
+                rounding(self.system, covered=is_covered, by_absorption=by_absorption),
+            )
             for is_covered in set(covered.tolist())
         }
         nothing = (*assumptions, AssumptionKind.NOTHING_OBSERVED.of())
+        figures = [Figure.BOUND if more else figure for more, figure in zip(larger, figures, strict=True)]
         each = zip(
-            self.observation.victims.tolist(), self._distances, np.sqrt(squares).tolist(), covered.tolist(), strict=True
-        )
+            self.observation.victims.tolist(), self._distances, np.sqrt(squares).tolist(), covered.tolist(), figures,
+            strict=True,
+        )  # fmt: skip
         found = []
-        for number, (victim, distance, mu, is_covered) in enumerate(each):
+        for number, (victim, distance, mu, is_covered, figure) in enumerate(each):
             unobserved = mu == 0 and not self._observed[number]
             assumes = nothing if unobserved else assumed[is_covered]
-            found.append(Guarantee(victim, distance, kind, mu, proof, assumes, self.view, final_models))
+            found.append(Guarantee(victim, distance, kind, mu, proof, assumes, self.view, final_models, figure))
         return found
+
+    def _about_weights(self) -> tuple[Assumption, ...]:
+        """What figures of averaging take the weights for, where they depend on these."""
+        averaged = averaging_loss(self.observation)
+        if averaged is None or (self.view.kind is ViewKind.EVERYONE and not self.view.secure_sum):
+            return ()
+        return ((AssumptionKind.MEANT_WEIGHTS if averaged.rational else AssumptionKind.STORED_WEIGHTS).of(),)
 
     @cached_property
     def _distances(self) -> list[int | None]:
@@ -207,11 +251,17 @@ class KindBounds:
 
     def _exact_losses(self, view: View) -> NDArray[np.float64]:
         """mu^2 of every victim, exact for fixed streams; of each view once."""
+        return self._exact_figures(view)[0]
+
+    def _exact_figures(self, view: View) -> _Squares:
+        """The same, and what these figures are."""
         if view not in self._exact:
             seen = self.observation
             if view != self.view:
                 seen = observe(self.system, view, victims=self.observation.victims.tolist())
-            self._exact[view] = self._views.squared(seen)
+            squares = self._views.squared(seen)
+            figure = figure_of(seen, self.scheme)
+            self._exact[view] = _Squares(squares, [figure if square else Figure.EXACT for square in squares.tolist()])
         return self._exact[view]
 
     def _fixed_streams(self) -> _Bound:
@@ -221,7 +271,8 @@ class KindBounds:
             assumed: tuple[AssumptionKind, ...] = (AssumptionKind.BOUNDED_VALUES,)
         else:
             assumed = (AssumptionKind.BOUNDED_GRADIENTS, AssumptionKind.FIXED_STREAMS)
-        return _Bound(self._exact_losses(self.view), TrainingProof.NOT_PROVEN, tuple(kind.of() for kind in assumed))
+        found = self._exact_figures(self.view)
+        return _Bound(*found, TrainingProof.NOT_PROVEN, tuple(kind.of() for kind in assumed))
 
     def _any_training(self) -> _Bound:
         """The best of: noisy gradients that reach the view, clipped growth, the exact loss where it is closed.
@@ -229,17 +280,17 @@ class KindBounds:
         The exact loss of a closed view is what a change of fixed streams costs: nothing that is proven is below it.
         """
         _require_training(self.system)
-        options = []
+        options: list[_Squares] = []
         is_open = bool(self.system.only_gradients) or self._reactions.plainly_open
         closed = None if is_open else self._closed_view([self.view]).view
         no_noise: Unaccountable | None = None
         try:
-            options.append(self._given_noisy_gradients())
+            options.append(_Squares.bounds(self._given_noisy_gradients()))
         except Unaccountable as refusal:
             no_noise = refusal
         if closed is None:
             with suppress(Unaccountable):  # it, too, needs noise that is added to gradients
-                options.append(self._clipped_growth())
+                options.append(_Squares.bounds(self._clipped_growth()))
         if closed is None and not options:
             found = self._closed_view([self.view, *self._all_messages])
             if found.view is None:
@@ -248,8 +299,9 @@ class KindBounds:
                 )
             closed = found.view
         if closed is not None:
-            options.append(self._exact_losses(closed))
-        return _Bound(np.min(options, axis=0), TrainingProof.PROVEN, (AssumptionKind.BOUNDED_GRADIENTS.of(),))
+            exact = self._exact_figures(closed)
+            options.append(exact if closed == self.view else _Squares.bounds(exact.squares))
+        return _Bound(*_least(options), TrainingProof.PROVEN, (AssumptionKind.BOUNDED_GRADIENTS.of(),))
 
     def _given_noisy_gradients(self) -> NDArray[np.float64]:
         return self._noisy_gradient_losses
@@ -329,7 +381,7 @@ class KindBounds:
             AssumptionKind.NON_EXPANSIVE_STEPS.of(largest_step=largest_step),
         )
         self.policy = policy
-        return _Bound(np.min(costs, axis=0), TrainingProof.IF_CONVEX, assumptions)
+        return _Bound(*_Squares.bounds(np.min(costs, axis=0)), TrainingProof.IF_CONVEX, assumptions)
 
     def _as_published(self) -> list[Guarantee]:
         """Every formula of the papers that applies, with a word where it is below the exact loss."""

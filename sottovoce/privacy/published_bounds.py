@@ -27,7 +27,7 @@ from sottovoce.core.topologies import Topology
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind
 from sottovoce.privacy.exact import routes
-from sottovoce.privacy.guarantee import Guarantee, Kind, TrainingProof
+from sottovoce.privacy.guarantee import Figure, Guarantee, Kind, TrainingProof
 from sottovoce.privacy.observation import Observation, observe
 from sottovoce.privacy.published_formulas import (
     mafalda_theorem_8,
@@ -49,7 +49,7 @@ from sottovoce.tracing.linear_system import LinearSystem
 Array = NDArray[np.float64]
 
 
-class Figure(NamedTuple):
+class Formula(NamedTuple):
     """A formula evaluated: its name, where it stands and how it was read, and mu^2 of every node."""
 
     name: str
@@ -59,7 +59,10 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Published:
-    """A published figure for every victim of a view, with the exact loss of fixed streams beside it, both as mu^2."""
+    """A published figure for every victim of a view, with the exact loss of fixed streams beside it, both as mu^2.
+
+    Where that loss is known as a bound only, nothing is said to be below it: `exact` is 0 there.
+    """
 
     name: str
     victims: NDArray[np.intp]
@@ -94,10 +97,12 @@ def published(
         return []
     observation = observe(system, adversary, victims=victims)
     squares, distances = routes.squared(observation, Participation()), observation.distances()
+    if routes.figure_of(observation, Participation()) is Figure.BOUND:
+        squares = np.zeros(len(squares))
     return [_beside(figure, observation, squares, distances) for figure in figures]
 
 
-def _figures(system: LinearSystem, adversary: View, lipschitz: float | None) -> Iterator[Figure]:
+def _figures(system: LinearSystem, adversary: View, lipschitz: float | None) -> Iterator[Formula]:
     name, noise, net = system.algorithm.name, system.algorithm.noise, system.topology
     if relative(system.algorithm.sensitivity) is not None:
         raise Unaccountable(
@@ -114,7 +119,7 @@ def _figures(system: LinearSystem, adversary: View, lipschitz: float | None) -> 
         yield from _of_averaging(net, attacker, system.rounds, sigma)
     if name in ("dp-d-sgd", "muffliato-sgd"):
         squares = threat_local_bound(net, system.rounds, sigma)
-        yield Figure("local bound", "gossip threat models, Lemma 4", squares)
+        yield Formula("local bound", "gossip threat models, Lemma 4", squares)
         if attacker is not None and net.static:
             yield from _of_training(system, attacker, sigma, plain)
     if isinstance(system.correlation, ClassCorrelation):
@@ -125,26 +130,26 @@ def _figures(system: LinearSystem, adversary: View, lipschitz: float | None) -> 
         yield from _variants("mafalda Theorem 8", "MAFALDA, Theorem 8, eq (8)", "no root taken", formula)
 
 
-def _of_averaging(net: Topology, attacker: int, T: int, sigma: float) -> Iterator[Figure]:
+def _of_averaging(net: Topology, attacker: int, T: int, sigma: float) -> Iterator[Formula]:
     squares = muffliato_theorem_1(net, attacker, T, sigma)
-    yield Figure("muffliato Theorem 1", "Muffliato, Theorem 1, eq (6): losses of single messages added up", squares)
+    yield Formula("muffliato Theorem 1", "Muffliato, Theorem 1, eq (6): losses of single messages added up", squares)
     if not net.static:
         return
     squares = muffliato_corollary_1(net, attacker, T, sigma)
-    yield Figure("muffliato Corollary 1", "Muffliato, Corollary 1: by the random walk on the graph", squares)
+    yield Formula("muffliato Corollary 1", "Muffliato, Corollary 1: by the random walk on the graph", squares)
     if net.graph is not None and net.graph.name.startswith("erdos-renyi"):
         source = "Muffliato, Theorem 4: for a secret random graph and orders with alpha (alpha - 1) <= 2 sigma^2"
-        yield Figure("muffliato Theorem 4", source, muffliato_theorem_4(net, attacker, T, sigma))
+        yield Formula("muffliato Theorem 4", source, muffliato_theorem_4(net, attacker, T, sigma))
 
 
-def _of_training(system: LinearSystem, attacker: int, sigma: float, plain: bool) -> Iterator[Figure]:
+def _of_training(system: LinearSystem, attacker: int, sigma: float, plain: bool) -> Iterator[Formula]:
     where, K = (system.topology, attacker, system.rounds, sigma), system.algorithm.gossip_steps
     if plain:
         squares = muffliato_theorem_6(*where, gossip_steps=K)
-        yield Figure("muffliato Theorem 6", "Muffliato, Theorem 6, eq (9)", squares)
+        yield Formula("muffliato Theorem 6", "Muffliato, Theorem 6, eq (9)", squares)
         if K == 1:
             source = "gossip threat models, Theorem 10: the victim's messages alone, own noise removed"
-            yield Figure("threat models Theorem 10", source, threat_theorem_10(*where))
+            yield Formula("threat models Theorem 10", source, threat_theorem_10(*where))
     elif K == 1:
         for number, formula in ((8, threat_theorem_8), (9, threat_theorem_9)):
             source = f"gossip threat models, Theorem {number}, own noise removed"
@@ -153,7 +158,7 @@ def _of_training(system: LinearSystem, attacker: int, sigma: float, plain: bool)
             )
 
 
-def _of_zip_dl(system: LinearSystem, attacker: int, noise: ZeroSum, lipschitz: float | None) -> Iterator[Figure]:
+def _of_zip_dl(system: LinearSystem, attacker: int, noise: ZeroSum, lipschitz: float | None) -> Iterator[Formula]:
     name, net = system.algorithm.name, system.topology
     where = (net, attacker, system.rounds, noise.zetas(net.at(0)))
     if name == "zip-dl-averaging":
@@ -170,19 +175,19 @@ def _of_zip_dl(system: LinearSystem, attacker: int, noise: ZeroSum, lipschitz: f
         yield from _variants("zip-dl Theorem 5.9", source, "variances without the square of the step size", trained)
 
 
-def _variants(name: str, source: str, slip: str, formula: Callable[..., Array]) -> Iterator[Figure]:
+def _variants(name: str, source: str, slip: str, formula: Callable[..., Array]) -> Iterator[Formula]:
     """A formula as printed, and with its slip mended."""
-    yield Figure(name, f"{source}, as printed: {slip}", formula())
-    yield Figure(f"{name}, mended", f"{source}, mended", formula(mended=True))
+    yield Formula(name, f"{source}, as printed: {slip}", formula())
+    yield Formula(f"{name}, mended", f"{source}, mended", formula(mended=True))
 
 
-def _beside(figure: Figure, observation: Observation, known: Array, distances: list[int | None]) -> Published:
+def _beside(figure: Formula, observation: Observation, known: Array, distances: list[int | None]) -> Published:
     victims = observation.victims
     squares, paper = figure.squares[victims], AssumptionKind.PAPER.of(source=figure.source)
     guarantees = tuple(
         Guarantee(
             int(victim), distance, Kind.AS_PUBLISHED, math.sqrt(square), TrainingProof.NOT_PROVEN,
-            (paper, *_shortfall(square, loss)), observation.view, FinalModels.NONE,
+            (paper, *_shortfall(square, loss)), observation.view, FinalModels.NONE, Figure.CLOSED_FORM,
         )
         for victim, distance, square, loss in zip(victims, distances, squares, known, strict=True)
     )  # fmt: skip

@@ -25,7 +25,7 @@ from sottovoce.privacy.composition import SampledLoss
 from sottovoce.privacy.covering_views import covering_views, lacks_secrets
 from sottovoce.privacy.final_models import covered_final_models
 from sottovoce.privacy.gaussian_dp import epsilon_of
-from sottovoce.privacy.guarantee import Kind, PrivacyFigure, TrainingProof
+from sottovoce.privacy.guarantee import Figure, Kind, PrivacyFigure, TrainingProof
 from sottovoce.privacy.views import View
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.policy import trace_with_noise
@@ -81,7 +81,7 @@ def sampled_figure(system: LinearSystem, view: View, nodes: SampledNodes, delta:
     return PrivacyFigure(
         view=view, change=nodes.change, victim=None, distance=None, kind=Kind.ANY_TRAINING, mu=None, epsilon=epsilon,
         proven_for_training=TrainingProof.PROVEN, assumptions=tuple(assumptions),
-        final_models=covered_final_models(system, view),
+        final_models=covered_final_models(system, view), figure=Figure.BOUND,
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from sottovoce.report.rounding import finite, rounded
 from sottovoce.report.run_labels import NOISE_KEYS, labels_of, series_of, settings_key
 from sottovoce.report.run_summary import run_summary
 from sottovoce.report.trade_off import trade_off
-from sottovoce.report.wording import KINDS
+from sottovoce.report.wording import FIGURES, KINDS
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.run_documents import LESS_IS_BETTER, RunDocuments, final_rounds_text, read_runs, unfinished_runs
 from sottovoce.support.config import Document
@@ -113,6 +113,7 @@ def document(runs: Sequence[RunDocuments], title: str) -> Document:
         "less_is_better": runs[0].metric in LESS_IS_BETTER,
         "colours": COLOURS,
         "kinds": KINDS,
+        "figures": FIGURES,
         "runs": [
             {
                 "label": str(label),

@@ -109,6 +109,7 @@ def _figures(rows: list[Row], delta: float, small: bool) -> Document:
         "epsilon": [[one and rounded(one.epsilon) for one in row] for row in rows],
         "guess": [[one and percent(one.guessing_accuracy(delta)) for one in row] for row in rows],
         "kind": [[one and kinds.index(one.kind) for one in row] for row in rows],
+        "figure": [[one and one.figure for one in row] for row in rows],
     }
 
 

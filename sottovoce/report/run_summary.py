@@ -106,7 +106,8 @@ def guarantee_table(privacy: PrivacyDocument, names: Sequence[str] | None = None
         {
             "adversary": _against(view, row, names), "protects": protects(privacy.adjacency, row.change),
             "epsilon": rounded(row.epsilon), "guess": percent(row.guessing_accuracy(privacy.delta)),
-            "kind": row.kind, "proven": bool(row.proven_for_training), "models": row.final_models.sentence,
+            "kind": row.kind, "figure": row.figure, "proven": bool(row.proven_for_training),
+            "models": row.final_models.sentence,
             "assumptions": [assumption.sentence for assumption in row.assumptions],
         }
         for view, row in rows

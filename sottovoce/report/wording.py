@@ -31,6 +31,9 @@ KINDS = {
 }
 """What each kind of proof means, for the page; see docs/guarantees.md."""
 
+FIGURES = {"exact": "exact", "bound": "a bound", "closed-form": "a closed form"}
+"""What each figure is, in words."""
+
 NOT_COVERED = (
     "What is true of people in general: the model is meant to learn that, and it can be applied to anybody, whether "
     "their record was used or not.",

@@ -194,7 +194,8 @@ def test_documents_are_json():
     assert json.loads(json.dumps(document))["headline"]["mu"] == "inf"
     first = document["guarantees"][0]
     assert set(first) == {
-        "view", "victim", "distance", "kind", "mu", "epsilon", "proven_for_training", "final_models", "assumptions"
+        "view", "victim", "distance", "kind", "figure", "mu", "epsilon", "proven_for_training", "final_models",
+        "assumptions",
     }  # fmt: skip
     assert (first["victim"], first["distance"]) == (1, 1)
 

@@ -14,7 +14,7 @@ from sottovoce.privacy import calibration, views
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind
 from sottovoce.privacy.bisection import least_noise
 from sottovoce.privacy.covering_views import covering_views, lacks_secrets, stand_in_of
-from sottovoce.privacy.guarantee import Guarantee, Kind, PrivacyFigure, TrainingProof
+from sottovoce.privacy.guarantee import Figure, Guarantee, Kind, PrivacyFigure, TrainingProof
 from sottovoce.support.json_numbers import from_json, is_number, to_json
 
 PLACES = {
@@ -52,6 +52,7 @@ def test_a_headline_may_have_no_mu_and_no_limit():
     headline = PrivacyFigure(
         view=views.everyone(), change=Change.ZERO_OUT, victim=None, distance=None, kind=Kind.ANY_TRAINING, mu=None,
         epsilon=math.inf, proven_for_training=TrainingProof.PROVEN, assumptions=(), final_models=FinalModels.AVERAGE,
+        figure=Figure.BOUND,
     )  # fmt: skip
     document = json.loads(json.dumps(headline.document(), allow_nan=False))
     assert (document["mu"], document["epsilon"], document["proven_for_training"]) == (None, "inf", True)
@@ -72,10 +73,12 @@ def test_what_counts_as_proven():
 
 def test_documents_hold_plain_words():
     document = Guarantee(
-        0, 1, Kind.FIXED_STREAMS, 1.0, TrainingProof.NOT_PROVEN, (), views.node(1), FinalModels.NONE
+        0, 1, Kind.FIXED_STREAMS, 1.0, TrainingProof.NOT_PROVEN, (), views.node(1), FinalModels.NONE, Figure.EXACT
     ).document(1e-5)
     assert type(document["kind"]) is str
     assert document["kind"] == "fixed-streams"
+    assert type(document["figure"]) is str
+    assert document["figure"] == "exact"
     assert parse_adjacency("user") is Adjacency.USER
     with pytest.raises(InputError, match="adjacency 'people'; known: user, record; choose one of them"):
         parse_adjacency("people")

@@ -29,6 +29,7 @@ from sottovoce.core.noise import ZeroSum
 from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.exact.average import Separated, average_has_no_noise, separated
+from sottovoce.privacy.exact.averaging import averaging_loss
 from sottovoce.privacy.exact.conjugate import conjugate
 from sottovoce.privacy.exact.deflation import UNCOVERED, Deflated, deflated
 from sottovoce.privacy.exact.elimination import eliminate_known_messages, without_implied_models
@@ -40,15 +41,16 @@ from sottovoce.privacy.exact.small_views import small_losses
 from sottovoce.privacy.exact.stationary import ETA
 from sottovoce.privacy.exact.whitening import Array, Groups, Singular, quiet_warnings
 from sottovoce.privacy.exact.work import Route, is_small, route_of, sizes_of
+from sottovoce.privacy.guarantee import Figure
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients, matrices_given_noisy_gradients
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep, observe
 from sottovoce.privacy.reactions import knows_every_state, open_by_steps
 from sottovoce.privacy.smallest_weight import SMALLEST, smallest_weight
-from sottovoce.privacy.views import ViewKind
+from sottovoce.privacy.views import View, ViewKind
 from sottovoce.privacy.worst_case import GAP, worst_case_by_residue
 from sottovoce.support.memo import once_for_each
 from sottovoce.support.progress import report_progress
-from sottovoce.tracing.linear_system import map_equal_steps
+from sottovoce.tracing.linear_system import LinearSystem, map_equal_steps
 
 DEFLATED = 1e8
 """Largest number of entries that the hidden state may have as a map from noise where averaging, whose noise is always
@@ -72,6 +74,17 @@ def squared(observation: Observation, scheme: Participation, *, above: float | N
     rest of twice that, relatively, where it takes less time: so much the roots may be larger.
     """
     return squared_of_each([observation], scheme, above=above)[0]
+
+
+def figure_of(observation: Observation, scheme: Participation) -> Figure:
+    """What `squared` has given for a view: its loss, a bound, or a formula."""
+    averaged = averaging_loss(observation)
+    if averaged is not None:
+        return Figure.EXACT if averaged.exact else Figure.BOUND
+    if scheme.shuffled or observation.view in _doubtful_views(observation.system):
+        return Figure.BOUND
+    closed = loss_of_noisy_gradients(observation, scheme) is not None or sees_one_fresh_sum(observation)
+    return Figure.CLOSED_FORM if closed else Figure.EXACT
 
 
 def squared_of_each(
@@ -139,6 +152,9 @@ def _search(
         return np.where(_reached(observation), np.inf, 0.0)
     if average_has_no_noise(observation):
         return np.where(_reached(observation), np.inf, 0.0)
+    averaged = averaging_loss(observation)
+    if averaged is not None:
+        return averaged.squares
     of_noisy_gradients = loss_of_noisy_gradients(observation, scheme)
     if of_noisy_gradients is not None:
         return of_noisy_gradients
@@ -349,6 +365,7 @@ def _deflated(observation: Observation) -> Array:
     M_VTT = found.losses * (apart.factor if apart.apart else 1.0)
     exact = _rank_of(apart.observation if apart.apart else whole, found)
     if exact is None:
+        _doubtful_views(observation.system).add(observation.view)
         M_VTT = _matrices_of_noisy_gradients(whole)
     else:
         M_VTT[exact.uncovered.reshape(-1, len(whole.victims)).any(axis=0)] = np.inf
@@ -369,6 +386,12 @@ def _rank_of(observation: Observation, found: Deflated) -> Rank | None:
     if averaging or (exact is not None and exact.certain) or smallest_weight(observation.system) < SMALLEST:
         return None
     return Rank(found.rank, np.zeros(len(observation.victims) * observation.gradient_rounds, dtype=bool), False)
+
+
+@once_for_each
+def _doubtful_views(system: LinearSystem) -> set[View]:
+    """Noted while their losses are computed: views whose rank is in doubt, so that noisy gradients stand for them."""
+    return set()
 
 
 def _matrices_of_noisy_gradients(observation: Observation) -> Array:

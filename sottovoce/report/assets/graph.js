@@ -187,7 +187,7 @@ function drawGraph() {
       graph.directed && "Messages go one way along an edge.",
     ],
     numbers: table(
-      ["node", "hops", "ε", "upper bound on guessing accuracy", "kind"],
+      ["node", "hops", "ε", "upper bound on guessing accuracy", "kind", "figure"],
       nodes
         .filter((i) => i !== state.attacker)
         .map((i) => [
@@ -196,6 +196,7 @@ function drawGraph() {
           epsilonText(epsilon[i]),
           guess[i] == null ? "" : `${guess[i]} %`,
           figures().kind[row][i] == null ? "" : figures().kinds[figures().kind[row][i]],
+          data.figures[figures().figure[row][i]] || "",
         ]),
     ),
     click: choose,

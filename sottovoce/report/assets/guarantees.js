@@ -4,7 +4,7 @@ function guaranteeRow(one) {
   const meaning = made("div"),
     assumed = made("div");
   meaning.append(
-    made("p", one.kind, "kind"),
+    made("p", `${one.kind}, ${data.figures[one.figure]}`, "kind"),
     made(
       "p",
       isInf(one.epsilon)
@@ -47,6 +47,7 @@ function guaranteesOf(shown, models) {
     epsilon: epsilon[victim],
     guess: shown.guess[row][victim],
     kind: shown.kinds[shown.kind[row][victim]],
+    figure: shown.figure[row][victim],
     models: shown.models[1],
     assumptions: shown.assumptions[shown.kinds[shown.kind[row][victim]]],
   }));
