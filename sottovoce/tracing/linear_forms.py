@@ -9,22 +9,30 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from sottovoce.core.arrays import Operand, Reals, Rows
+from sottovoce.core.arrays import Operand, Reals, Rows, is_torch, to_numpy
 from sottovoce.core.mixing import Mixing
 from sottovoce.errors import Unaccountable
+
+OTHER_ROUND = (
+    "values of another round are used, which the state does not hold; an algorithm's memory is its state: "
+    "keep them in the state"
+)
 
 
 class LinearRows:
     """Rows that are linear forms in the inputs: row u is what node u holds, column j its coefficient of input j.
 
-    Adding, scaling by public numbers and mixing are all it can do. Anything else is not linear, and refuses.
+    Adding, scaling by public numbers and mixing are all it can do. Anything else is not linear, and refuses. Columns
+    mean something only beside those of the same `basis`, which is of one round: rows that an algorithm kept to itself
+    from another round do not add to them. Zeros without a basis go with every other.
     """
 
-    __slots__ = ("matrix",)
+    __slots__ = ("basis", "matrix")
 
-    def __init__(self, matrix: sparse.sparray | tuple[int, int]) -> None:
+    def __init__(self, matrix: sparse.sparray | tuple[int, int], basis: object = None) -> None:
         known = isinstance(matrix, sparse.csr_array)
         self.matrix: sparse.csr_array = matrix if known else sparse.csr_array(matrix)
+        self.basis = basis
 
     def wide(self, width: int) -> sparse.csr_array:
         """The matrix with inputs added that it does not depend on."""
@@ -39,8 +47,10 @@ class LinearRows:
 
     def __add__(self, other: Operand) -> LinearRows:
         if isinstance(other, LinearRows):
+            if self.basis is not other.basis and None not in (self.basis, other.basis):
+                raise Unaccountable(OTHER_ROUND)
             width = max(self.matrix.shape[1], other.matrix.shape[1])
-            return LinearRows(self.wide(width) + other.wide(width))
+            return LinearRows(self.wide(width) + other.wide(width), self.basis or other.basis)
         return self if isinstance(other, int | float) and other == 0 else self._refuse("adding a constant")
 
     def __sub__(self, other: Operand) -> LinearRows:
@@ -50,16 +60,18 @@ class LinearRows:
         return -self + other
 
     def __neg__(self) -> LinearRows:
-        return LinearRows(-self.matrix)
+        return LinearRows(-self.matrix, self.basis)
 
     def __mul__(self, factor: Operand) -> LinearRows:
         if isinstance(factor, int | float | np.integer | np.floating) and np.isfinite(factor):
-            return LinearRows(self.matrix * float(factor)) if factor else LinearRows(self.matrix.shape)
+            return LinearRows(self.matrix * float(factor) if factor else self.matrix.shape, self.basis)
+        if is_torch(factor):
+            factor = to_numpy(factor)
         per_node = isinstance(factor, np.ndarray) and factor.shape == (self.shape[0], 1) and factor.dtype.kind in "fiub"
         if per_node and np.isfinite(factor).all():
             rows = self.matrix.copy()
             rows.data *= np.repeat(factor.ravel().astype(float), np.diff(rows.indptr))
-            return LinearRows(rows)
+            return LinearRows(rows, self.basis)
         return self._refuse("multiplying by anything but a number per node")
 
     def __truediv__(self, divisor: Operand) -> LinearRows:
@@ -67,7 +79,7 @@ class LinearRows:
 
     def mixed_by(self, mixing: Mixing) -> LinearRows:
         """`W @ rows`: what nodes hold after a gossip step. Only a `Mixing` moves values from node to node."""
-        return LinearRows(mixing.weights @ self.matrix)
+        return LinearRows(mixing.weights @ self.matrix, self.basis)
 
     def converted(self, values: Reals) -> Reals:
         """Public numbers beside traced rows stay as they are."""
@@ -87,7 +99,7 @@ class LinearRows:
 
     def taken(self, index: NDArray[np.intp]) -> LinearRows:
         """The rows of some nodes."""
-        return LinearRows(self.matrix[index])
+        return LinearRows(self.matrix[index], self.basis)
 
     __radd__, __rmul__ = __add__, __mul__
 

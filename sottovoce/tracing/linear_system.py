@@ -24,6 +24,7 @@ from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.sensitivity import largest, relative
 from sottovoce.core.sparsity import submatrix
 from sottovoce.core.topologies import Topology
+from sottovoce.tracing.round_maps import RoundMaps
 
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm
@@ -69,7 +70,8 @@ class StepMatrices:
     - `models`: where nodes stand after the round;
     - `sent`: for each gossip step its messages, with senders and receivers;
     - `sources`: which noise the last block of columns stands for, as (gossip step, sources);
-    - `step_size` and `sensitivity`, one for all nodes or one for each: by which the algorithm scales what enters.
+    - `step_size` and `sensitivity`, one for all nodes or one for each: by which the algorithm scales what enters;
+    - `maps`: what the algorithm's maps make of each node's own values.
     """
 
     state_size: int
@@ -82,6 +84,7 @@ class StepMatrices:
     mixings: tuple[Mixing, ...]
     step_size: float
     sensitivity: PerNode
+    maps: RoundMaps
 
     @property
     def noise_size(self) -> int:

@@ -21,31 +21,36 @@ Columns of A: (round, node). Columns of B: sources, in the order they are first 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from scipy import sparse
 
 from sottovoce.core.arrays import Rows
 from sottovoce.core.class_correlation import groups_of
-from sottovoce.core.compression import Compression, RandomK
+from sottovoce.core.compression import Compression, Identity, RandomK
 from sottovoce.core.correlation import Correlation
+from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.grid import NoiseOnGrid
 from sottovoce.core.loop import play_round, start_run
+from sottovoce.core.loop_inputs import LoopInputs
 from sottovoce.core.messages import LoopState, PlayedRound
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import FactoredMatrix
 from sottovoce.core.noise_key import public_stream
 from sottovoce.core.noise_sources import Sources
+from sottovoce.core.sensitivity import in_units_of_largest, largest
 from sottovoce.core.sum_grid import SumGrid
 from sottovoce.core.topologies import Topology
+from sottovoce.core.transport import Delivered, InProcess, mixed_weight
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.support.progress import counted, expect_work, report_work
-from sottovoce.tracing.linear_forms import LinearRows, as_linear
+from sottovoce.tracing.linear_forms import OTHER_ROUND, LinearRows, as_linear
 from sottovoce.tracing.linear_system import Labels, LinearSystem, StepMatrices, TracedMessages, labelled
+from sottovoce.tracing.round_maps import Numbers, RoundMaps, combination_of, combined
 
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm, Message, State
@@ -71,6 +76,12 @@ STEPPED, MIXED, COMPARING = 0.4, 0.3, 0.4
 """What local steps and gossip take of a round that is traced, and what it takes to compare two, in rounds: by these it
 is told how far it is."""
 
+SAME = 1e-9
+"""Share of the terms of a sum up to which two ways to form it differ by rounding alone."""
+
+LOST, LOOKED_AHEAD, SOME = 1e-10, 30, 1_000
+"""Share of what is told that rounding may make up, and for how many rounds and nodes that is tried."""
+
 FIRST = Coordinate(0, 1)
 """The only coordinate of a one-dimensional run."""
 
@@ -89,30 +100,68 @@ def trace(
     `coordinate` matter only with random-k compression, whose positions differ by coordinate.
     """
     algorithm, loop_state = start_run(algorithm, topology, LinearRows((_nodes(topology), 0)), rounds)
-    steps: list[StepMatrices] = []
-    known: _Known | None = None
+    played: list[_Traced] = []
+    each: list[_Traced] = []
     with counted("traced rounds", rounds):
-        expect_work(2 + COMPARING if topology.static and rounds > 1 else rounds)
+        expect_work((2 + COMPARING) * (1 if topology.static else rounds))
         for round in range(rounds):
             now = _Known.of(loop_state, topology, algorithm, round)
-            repeats = known is not None and now.same_as(known)
-            if not repeats:
-                known, feed = now, _WithCompressed(topology.n, seed, coordinate)
-                step, loop_state = _trace_round(algorithm, topology, loop_state, feed, round)
-            steps.append(feed.with_kept(step, round))
-        if repeats:
-            again = _trace_round(algorithm, topology, loop_state, _Quiet(topology.n, seed, coordinate), rounds - 1)[0]
-            if not _same(again.state_out, _without_noise(step)):
+            if not (played and now.same_as(played[-1].known)):
+                feed = _WithCompressed(topology.n, seed, coordinate)
+                maps, _ = trace_maps(algorithm, now.mixings, loop_state, round)
+                step, after = _trace_round(algorithm, now.mixings, loop_state, feed, round, maps)
+                played.append(_Traced(round, now, _emptied(loop_state), step, feed))
+                loop_state = after
+            each.append(played[-1])
+        for one in reversed(played):
+            feed = _WithCompressed(topology.n, seed, coordinate)
+            again, _ = _trace_round(algorithm, one.known.mixings, one.before, feed, one.round, one.step.maps)
+            if not (_same_rounds(again, one.step) and _follows_from_maps(one.step, algorithm)):
                 raise Unaccountable(
                     f"{algorithm.name} changes from round to round outside of its state; keep its memory in its state"
                 )
-    return LinearSystem(topology.n, tuple(steps), algorithm.noise.correlation, algorithm, topology)
+            report_work(COMPARING)
+    if not _is_told_from_rounding([one.step for one in each[:LOOKED_AHEAD]]):
+        raise Unaccountable(
+            f"{algorithm.name}: values cancel, and what is left of them cannot be told from rounding; keep apart in "
+            "the state what is to be told apart, and scale by numbers nearer to 1"
+        )
+    steps = tuple(one.feed.with_kept(one.step, round) for round, one in enumerate(each))
+    return LinearSystem(topology.n, steps, algorithm.noise.correlation, algorithm, topology)
 
 
-def _without_noise(step: StepMatrices) -> sparse.csr_array:
-    first = step.state_size + step.gradients
-    columns = np.delete(np.arange(step.state_out.shape[1]), slice(first, first + step.noise_size))
-    return step.state_out.tocsc()[:, columns].tocsr()
+class _Traced(NamedTuple):
+    """A round that was played: what it depends on, the public part of the state before it, and what came of it."""
+
+    round: int
+    known: _Known
+    before: LoopState
+    step: StepMatrices
+    feed: _WithCompressed
+
+
+def _same_rounds(one: StepMatrices, other: StepMatrices) -> bool:
+    """Whether two plays of a round came to the same, bit for bit: sent, point, state and models with all noise."""
+    return (
+        all(_same(a, b) for a, b in zip(_matrices_of(one), _matrices_of(other), strict=True))
+        and all(
+            np.array_equal(a.sender, b.sender) and np.array_equal(a.receiver, b.receiver)
+            for a, b in zip(one.sent, other.sent, strict=True)
+        )
+        and (one.point is None) == (other.point is None)
+    )
+
+
+def _matrices_of(step: StepMatrices) -> list[sparse.csr_array]:
+    point = [] if step.point is None else [step.point]
+    return [step.state_out, step.models, *point, *(messages.rows for messages in step.sent)]
+
+
+def _emptied(loop_state: LoopState) -> LoopState:
+    """The public part of a state, with zeros in place of rows."""
+    return _map(
+        loop_state, lambda leaf: LinearRows((leaf.matrix.shape[0], 0)) if isinstance(leaf, LinearRows) else leaf
+    )
 
 
 def _nodes(topology: object) -> int:
@@ -144,7 +193,10 @@ class _Known(NamedTuple):
 
 
 def _same(a: sparse.csr_array, b: sparse.csr_array) -> bool:
-    return a.shape == b.shape and (a != b).nnz == 0
+    if a.shape != b.shape:
+        return False
+    alike = ((a.indptr, b.indptr), (a.indices, b.indices), (a.data, b.data))
+    return all(np.array_equal(*pair) for pair in alike) or (a != b).nnz == 0
 
 
 def _equal(a: object, b: object) -> bool:
@@ -167,13 +219,37 @@ def _slots(tree: State) -> list[LinearRows]:
     return found
 
 
+class _Held(Topology):
+    """The mixings of one round, as they were when it was first played."""
+
+    static = True
+    name = "one round"
+    graph = None
+
+    def __init__(self, mixings: Sequence[Mixing]) -> None:
+        self._mixings = mixings
+
+    @property
+    def n(self) -> int:
+        return self._mixings[0].n
+
+    def at(self, round: int, step: int = 0) -> Mixing:
+        return self._mixings[step]
+
+
 def _trace_round(
-    algorithm: Algorithm, topology: Topology, loop_state: LoopState, feed: _Basis, round: int
+    algorithm: Algorithm,
+    mixings: Sequence[Mixing],
+    loop_state: LoopState,
+    feed: _Basis,
+    round: int,
+    maps: RoundMaps,
 ) -> tuple[StepMatrices, LoopState]:
+    topology = _Held(mixings)
     loop_state = _map(
         loop_state, lambda leaf: feed.fresh("state", topology.n) if isinstance(leaf, LinearRows) else leaf
     )
-    played = play_round(_RowLocal(algorithm), topology, loop_state, feed, round)
+    played = play_round(_RowLocal(algorithm, feed), topology, loop_state, feed, round)
     report_work(MIXED)
     width = feed.width
     step = StepMatrices(
@@ -187,6 +263,7 @@ def _trace_round(
         mixings=tuple(step.mixing for step in played.steps),
         step_size=algorithm.step_size,
         sensitivity=algorithm.sensitivity,
+        maps=maps,
     )
     report_work(1 - STEPPED - MIXED)
     return step, played.loop_state
@@ -197,6 +274,110 @@ def _traced_messages(played: PlayedRound, width: int) -> Iterator[tuple[int, int
         sender, receiver, rows = step.sent_messages()
         messages = TracedMessages(sender, receiver, as_linear(rows).wide(width))
         yield step.gossip_step.round, step.gossip_step.step, messages
+
+
+def trace_maps(
+    algorithm: Algorithm, mixings: Sequence[Mixing], before: LoopState, round: int
+) -> tuple[RoundMaps, LoopState]:
+    """The maps of a round by themselves: what is mixed is an input, so that no row has values of two nodes.
+
+    Compression lies between a message and what is mixed, and is left out. Of the state, only the public part counts.
+    """
+    if not isinstance(algorithm.compression, Identity):
+        algorithm = replace(algorithm, compression=Identity())  # type: ignore[type-var]
+    n, feed = mixings[0].n, _MapInputs(mixings[0].n)
+    state = _map(before.state, lambda leaf: feed.fresh("state", n) if isinstance(leaf, LinearRows) else leaf)
+    played = play_round(_RowLocal(algorithm, feed), _Held(mixings), LoopState(state, None), feed, round, _Unmixed(n))
+    maps = RoundMaps(
+        slots=len(_slots(state)),
+        takes_gradients=bool(feed.columns("gradient").size),
+        adds_noise=bool(feed.columns("noise").size),
+        point=None if played.point is None else combination_of(as_linear(played.point), n),
+        sent=tuple(combination_of(as_linear(step.sent), n) for step in played.steps),
+        state_out=tuple(combination_of(slot, n) for slot in _slots(played.loop_state.state)),
+        models=combination_of(as_linear(played.models), n),
+        edge_noise=tuple(step.gossip_step.edge_noise for step in played.steps),
+    )
+    return maps, played.loop_state
+
+
+class _Unmixed(InProcess):
+    """Receivers get rows of their own, whatever is sent."""
+
+    def deliver(self, gossip_step: GossipStep, rows: Rows, weight: Rows | None, inputs: LoopInputs) -> Delivered:
+        assert isinstance(inputs, _MapInputs)
+        return Delivered(inputs.fresh("mixed", self.n), rows, mixed_weight(gossip_step, weight))
+
+
+def _follows_from_maps(step: StepMatrices, algorithm: Algorithm) -> bool:
+    """Whether the maps, with mixing between them, send what was traced, for numbers at random: they were played apart.
+
+    Noise on single messages is left out of both, and so is compression.
+    """
+    maps, n = step.maps, step.mixings[0].n
+    if not isinstance(algorithm.compression, Identity):
+        return True
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(n) for _ in range(maps.slots + maps.takes_gradients)]
+    given = [*inputs]
+    noise = np.zeros(step.noise_size)
+    if maps.takes_gradients:
+        terms = in_units_of_largest(algorithm.noise.local(step.mixings[0]), algorithm.sensitivity)
+        spread = [term.matrix.scaled(largest(algorithm.sensitivity)).whole() for term in terms]
+        local = sum(part.shape[1] for part in spread)
+        noise[:local] = rng.standard_normal(local)
+        added = sparse.hstack(spread) @ noise[:local] if spread else np.zeros(n)
+        given[maps.gradient :] = [given[-1], added] if maps.adds_noise else [given[-1] + added]
+    everything = np.concatenate([*inputs, noise])
+    close = _Close(everything)
+    for number, (messages, mixing) in enumerate(zip(step.sent, step.mixings, strict=True)):
+        sent = combined(maps.sent[number], given, slice(None))
+        given.append(mixing.weights @ sent)
+        expected = given[-1][:1] if messages.sender[:1].tolist() == [-1] else sent[messages.sender]
+        if not close.to(messages.rows, expected):
+            return False
+    out = np.concatenate([combined(slot, given, slice(None)) for slot in maps.state_out])
+    found = [(step.state_out, out), (step.models, combined(maps.models, given, slice(None)))]
+    if step.point is not None and maps.point is not None:
+        found.append((step.point, combined(maps.point, given, slice(None))))
+    return all(close.to(matrix, expected) for matrix, expected in found)
+
+
+def _is_told_from_rounding(steps: Sequence[StepMatrices]) -> bool:
+    """Whether points and messages of the first rounds are the same in float64 and with more digits.
+
+    Where they are not, large values cancel, and so do the entries of step matrices when rounds are put together.
+    """
+    pairs = zip(_told_in(steps, np.float64), _told_in(steps, np.longdouble), strict=True)
+    return all((np.abs(one - other) <= LOST * np.abs(other).max(initial=0.0)).all() for one, other in pairs)
+
+
+def _told_in(steps: Sequence[StepMatrices], dtype: DTypeLike) -> Iterator[Numbers]:
+    """Points and messages of some nodes, from gradients and noise at random. They mix with one other, whatever W is."""
+    nodes = np.arange(min(SOME, steps[0].mixings[0].n))
+    rng = np.random.default_rng(0)
+    state = [np.zeros(len(nodes), dtype=dtype) for _ in range(steps[0].maps.slots)]
+    for step in steps:
+        maps = step.maps
+        if maps.point is not None:
+            yield combined(maps.point, state, nodes)
+        entering = range(maps.takes_gradients + maps.adds_noise)
+        inputs = [*state, *(rng.standard_normal(len(nodes)).astype(dtype) for _ in entering)]
+        for sent in maps.sent:
+            message = combined(sent, inputs, nodes)
+            yield message
+            inputs.append((message + np.roll(message, 1)) / 2)
+        state = [combined(slot, inputs, nodes) for slot in maps.state_out]
+
+
+class _Close(NamedTuple):
+    """Whether matrices make the expected of some inputs, up to rounding."""
+
+    inputs: NDArray[np.float64]
+
+    def to(self, matrix: sparse.csr_array, expected: Numbers) -> bool:
+        terms = abs(matrix) @ np.abs(self.inputs)
+        return bool((np.abs(matrix @ self.inputs - expected) <= SAME * (1.0 + terms.max(initial=0.0))).all())
 
 
 def trace_dense(
@@ -223,8 +404,8 @@ def trace_dense(
 class _RowLocal:
     """An algorithm whose maps are watched: what a node holds may only come from what that node was given."""
 
-    def __init__(self, inner: Algorithm) -> None:
-        self._inner = inner
+    def __init__(self, inner: Algorithm, basis: object) -> None:
+        self._inner, self._basis = inner, basis
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -247,6 +428,8 @@ class _RowLocal:
         sources = _slots(given)
         width = max((rows.matrix.shape[1] for rows in sources), default=0)
         for rows in _slots(result):
+            if rows.basis is not None and rows.basis is not self._basis:
+                raise Unaccountable(f"{name} of {self._inner.name}: {OTHER_ROUND}")
             if rows.matrix.shape[1] > width or any(rows is source for source in sources):
                 allowed = rows.matrix.shape[1] <= width
             else:
@@ -296,7 +479,7 @@ class _Basis:
 
     def _place(self, matrix: sparse.csr_array, start: int) -> LinearRows:
         shape = (matrix.shape[0], start + matrix.shape[1])
-        return LinearRows(sparse.csr_array((matrix.data, matrix.indices + start, matrix.indptr), shape=shape))
+        return LinearRows(sparse.csr_array((matrix.data, matrix.indices + start, matrix.indptr), shape=shape), self)
 
     def _start(self, sources: Sources, round: int, step: int) -> int:
         """Where the columns of these sources in this step begin; opened when first asked for."""
@@ -399,11 +582,23 @@ class _WithCompressed(_Basis):
         return found
 
 
-class _Quiet(_WithCompressed):
-    """The same without noise: enough to see whether a round repeats."""
+class _MapInputs(_Basis):
+    """Columns for the inputs of every map: of noise, for the sum that is added, whatever its sources are."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n, 0, FIRST)
 
     def noise(self, sources: Sources, matrix: FactoredMatrix, round: int, step: int) -> LinearRows:
-        return LinearRows((matrix.shape[0], 0))
+        """Columns for the first term; of others, which are added to it, there is nothing more to say."""
+        return LinearRows((self.n, 0)) if self.columns("noise").size else self.fresh("noise", self.n)
+
+    def rounded_sum(self, gradient: Rows, noise: NoiseOnGrid, round: int) -> LinearRows:
+        """What is released has the columns of the gradient."""
+        return as_linear(gradient)
+
+    def discrete_sum(self, gradient: Rows, grid: SumGrid, round: int) -> LinearRows:
+        """What is released has the columns of the gradient."""
+        return as_linear(gradient)
 
 
 class _WholeRun(_Basis):

@@ -1,0 +1,88 @@
+"""What the maps of an algorithm make of a node's own values in one round: a few coefficients for each node.
+
+A round is these maps, and mixing between them, which is the loop's. So whoever knows the inputs of a node - its state,
+its gradient and noise, and what each gossip step gave it - knows what it has to send, and where it has to stand.
+
+Shapes: N nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.core.noise import NoiseTerm
+from sottovoce.tracing.linear_forms import LinearRows
+
+Numbers: TypeAlias = NDArray[np.floating]
+"""One for each node."""
+
+Combination: TypeAlias = tuple[tuple[int, Numbers], ...]
+"""Which inputs, each with its coefficient at every node; inputs that are left out have none anywhere."""
+
+
+@dataclass(frozen=True, eq=False)
+class RoundMaps:
+    """Combinations of these inputs, in this order: the slots of the state, the gradient, the noise beside it, what each
+    gossip step gave.
+
+    With exact noise the gradient is what was released, and there is no noise beside it. `edge_noise` is the noise on
+    single messages of each gossip step, which the loop adds.
+    """
+
+    slots: int
+    takes_gradients: bool
+    adds_noise: bool
+    point: Combination | None
+    sent: tuple[Combination, ...]
+    state_out: tuple[Combination, ...]
+    models: Combination
+    edge_noise: tuple[tuple[NoiseTerm, ...], ...]
+
+    @property
+    def gradient(self) -> int:
+        """Which input the gradient is."""
+        return self.slots
+
+    def mixed(self, step: int) -> int:
+        """Which input is what gossip step `step` gave."""
+        return self.slots + self.takes_gradients + self.adds_noise + step
+
+    @property
+    def released(self) -> bool:
+        """Whether all that follows is a function of the sum of gradient and noise: both have one coefficient."""
+        return not self.adds_noise or all(self._alike(one) for one in (*self.sent, *self.state_out, self.models))
+
+    def _alike(self, combination: Combination) -> bool:
+        found = dict(combination)
+        gradient, noise = found.get(self.gradient), found.get(self.gradient + 1)
+        if gradient is None or noise is None:
+            return gradient is noise
+        return np.array_equal(gradient, noise)
+
+
+def combination_of(rows: LinearRows, n: int) -> Combination:
+    """The coefficients of rows whose columns are inputs of n nodes each: every node's are of its own values alone."""
+    entries = rows.matrix.tocoo()
+    row, column = entries.coords
+    there = entries.data != 0
+    inputs, row, values = column[there] // n, row[there], entries.data[there]
+    assert np.array_equal(column[there] % n, row)
+    found = []
+    for number in np.unique(inputs).tolist():
+        coefficients = np.zeros(n)
+        coefficients[row[inputs == number]] = values[inputs == number]
+        found.append((number, coefficients))
+    return tuple(found)
+
+
+def combined(combination: Combination, inputs: Sequence[Numbers], nodes: NDArray[np.intp] | slice) -> Numbers:
+    """The value at these nodes, from theirs of every input."""
+    total = np.zeros_like(inputs[0])
+    for number, coefficients in combination:
+        total += coefficients[nodes] * inputs[number]
+    return total
