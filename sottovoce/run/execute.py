@@ -42,8 +42,6 @@ from sottovoce.run.build_tables import with_table_facts
 from sottovoce.run.callbacks import Progress, RoundCallback, call_all
 from sottovoce.run.checkpoint import Checkpoint, load, save
 from sottovoce.run.checkpoint_schedule import Action, CheckpointSchedule
-from sottovoce.run.claim_consistency import contradictions, result_contradictions
-from sottovoce.run.claim_recomputation import headline_unlike_settings
 from sottovoce.run.fingerprint import (
     check_own_code,
     check_versions,
@@ -72,6 +70,7 @@ from sottovoce.run.run_ledger import (
     run_identity,
 )
 from sottovoce.run.simulation import measured_rounds
+from sottovoce.run.stated_guarantees import contradictions, headline_unlike_settings, result_contradictions
 from sottovoce.run.stored_accounts import StoredAccounts
 from sottovoce.run.training_run import RunState, TrainingRun
 from sottovoce.support.config import Document, Experiment, first_difference, parse_experiment

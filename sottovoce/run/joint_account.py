@@ -15,12 +15,11 @@ from sottovoce.privacy.composition import Composition, GaussianLoss, Loss, compo
 from sottovoce.privacy.covering_views import NAMED_ONLY, Coverage
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.views import View
-from sottovoce.run.claim_consistency import contradictions
-from sottovoce.run.claim_recomputation import stored_figures_unlike_settings
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.noise_key_file import noise_check
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_documents import damaged_run
+from sottovoce.run.stated_guarantees import contradictions, stored_figures_unlike_settings
 from sottovoce.support.config import Experiment, parse_experiment
 from sottovoce.support.json_numbers import JSON, to_json
 
