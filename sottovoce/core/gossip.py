@@ -19,7 +19,7 @@ from sottovoce.core.algorithm import ExactNoise, Message, State
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.mixing import Requirement
-from sottovoce.core.noise import Noise, NoNoise, PerNode
+from sottovoce.core.noise import LARGEST, SMALLEST, Noise, NoNoise, PerNode
 from sottovoce.core.sensitivity import checked
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
@@ -65,6 +65,12 @@ class Gossip:
             )
         if math.isnan(self.step_size) or self.step_size == 0:
             raise InputError(f"step size {self.step_size}", "it must be finite and not zero", "give 0.1, for example")
+        if not SMALLEST <= abs(self.step_size) <= LARGEST:
+            raise InputError(
+                f"step size {self.step_size:g}",
+                f"it must lie between {SMALLEST:g} and {LARGEST:g}",
+                "choose other units",
+            )
         object.__setattr__(self, "sensitivity", checked(self.sensitivity))
         if self.gossip_steps < 1:
             raise InputError(f"{self.gossip_steps} gossip steps", "there must be at least one", "give 1 or more")

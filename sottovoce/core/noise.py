@@ -9,6 +9,7 @@ Sizes are in units of a gradient's sensitivity (`sensitivity.py` says whose); th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol, TypeAlias
@@ -309,6 +310,11 @@ class CombinedNoise(_FreshNoise):
     parts: tuple[Noise, ...]
 
     def __post_init__(self) -> None:
+        require_near(
+            f"noise of {len(self.parts)} kinds",
+            [size for part in self.parts for size in _sizes_of(part)],
+            FARTHEST_KINDS,
+        )
         if any(part.correlation is not None for part in self.parts):
             raise InputError(
                 "noise correlated over rounds together with other noise", "it cannot be combined", "use it alone"
@@ -324,8 +330,14 @@ class CombinedNoise(_FreshNoise):
         return tuple(term for part in self.parts for term in part.edge(mixing))
 
 
-SMALLEST, LARGEST = 1e-100, 1e100
-"""Standard deviations lie between these, or are 0: squares of them, and sums of squares, are still numbers."""
+SMALLEST, LARGEST = 1e-50, 1e50
+"""Standard deviations lie between these, or are 0; so do step sizes and sensitivities. Squares of their products, and
+sums of squares, are still numbers."""
+
+FARTHEST_NODES, FARTHEST_KINDS = 1e12, 1e7
+"""So much larger than the least may sizes be at most: of nodes, and of kinds of noise in one algorithm. Figures are
+checked up to there. Sums of noise of different kinds lose what is smaller: beyond the second they are too large by more
+than 1e-7 of themselves."""
 
 
 def _size(name: str, value: ArrayLike, *, single: bool = False) -> PerNode:
@@ -353,7 +365,25 @@ def _size(name: str, value: ArrayLike, *, single: bool = False) -> PerNode:
     if bad.any() or values.ndim > (0 if single else 1):
         shown = values[bad].ravel()[0] if bad.any() else f"an array of shape {values.shape}"
         raise InputError(f"{name} = {shown}", "a standard deviation must be finite and not negative", "correct it")
+    require_near(name, values.ravel().tolist(), FARTHEST_NODES)
     return tuple(values.tolist()) if values.ndim else float(values)
+
+
+def require_near(name: str, sizes: Sequence[float], at_most: float) -> None:
+    """Refuse sizes that lie farther apart than figures are checked for."""
+    some = [size for size in sizes if size > 0]
+    if some and max(some) > at_most * min(some):
+        raise InputError(
+            f"{name} from {min(some):g} to {max(some):g}",
+            f"the largest must be at most {at_most:g} times the least, or figures are not verified",
+            "choose sizes that are nearer to each other, or 0",
+        )
+
+
+def _sizes_of(noise: Noise) -> list[float]:
+    """All that its settings say of standard deviations."""
+    given = (getattr(noise, name, None) for name in ("sigma", "zeta", "message_sigma"))
+    return [float(size) for value in given if value is not None for size in np.atleast_1d(value)]
 
 
 def _one_size(sigma: PerNode) -> float:

@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.noise import NoiseTerm, PerNode
+from sottovoce.core.noise import FARTHEST_NODES, LARGEST, SMALLEST, NoiseTerm, PerNode, require_near
 from sottovoce.core.noise_sources import Sources
 from sottovoce.errors import InputError
 
@@ -42,6 +42,11 @@ def checked(value: object) -> PerNode:
         raise InputError(f"sensitivity = {value!r:.60}", "it must be a number", "correct it") from None
     if values.ndim > 1 or not values.size or not ((values > 0) & np.isfinite(values)).all():
         raise InputError(f"sensitivity {value!r:.60}", "it must be positive and finite", "give the clipping bound")
+    if values.min() < SMALLEST or values.max() > LARGEST:
+        raise InputError(
+            f"sensitivity {value!r:.60}", f"it must lie between {SMALLEST:g} and {LARGEST:g}", "choose other units"
+        )
+    require_near("sensitivity", values.ravel().tolist(), FARTHEST_NODES)
     return per_node(values) if values.ndim else float(values)
 
 

@@ -178,7 +178,7 @@ BAD = {
         ),
         "muffliato with correlated noise; it adds noise only once",
     ),
-    "tiny noise": (lambda: Independent(1e-320), "noise must be 0 or at least 1e-100"),
+    "tiny noise": (lambda: Independent(1e-320), "noise must be 0 or at least 1e-50"),
     "seed": (
         lambda: train(algorithm("d-psgd"), metropolis("path:2"), np.zeros((2, 1)), None, rounds=1, seed=None),
         "seed None; it must be a whole number",

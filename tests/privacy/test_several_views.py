@@ -197,7 +197,7 @@ def _losses_with_pair_noise(net, rounds, members, sigma_pair):
     return np.einsum("rsv,rtv->vst", white, white)
 
 
-@pytest.mark.parametrize("sigma_pair", [3.0, 1e3, 1e6, 1e8, 1e9])
+@pytest.mark.parametrize("sigma_pair", [3.0, 1e3, 1e6, 1e7])
 @pytest.mark.parametrize("changes", [False, True])
 def test_pair_noise_that_cancels_in_the_average_counts_nowhere_on_larger_graphs(changes, sigma_pair):
     """The filter, which larger coalitions take, knew it by its squares: figures were down to a tenth of the loss."""
