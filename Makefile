@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready-torch-$(TORCH)
 PIP = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test slow bench torch-ends docs clean
+.PHONY: demo test slow bench torch-ends outside docs clean
 
 demo: $(READY)
 	$(BIN)/sotto demo
@@ -50,6 +50,15 @@ torch-ends:
 	  build/torch/bin/python -c 'import torch; print("torch", torch.__version__)'; \
 	  build/torch/bin/pytest -m "not slow" -n auto --dist worksteal tests; \
 	done; rm -rf build/torch
+
+# What packages of others say of the same figures, in build/outside. What cannot be installed is skipped, and the page says so.
+OUTSIDE := jax-privacy dp-accounting prv-accountant riskcal opacus
+outside:
+	$(PYTHON) -m venv --clear build/outside
+	$(call PIP,build/outside) "torch==$(TORCH)"
+	$(call PIP,build/outside) --editable .
+	for package in $(OUTSIDE); do $(call PIP,build/outside) $$package || echo "skipped: $$package"; done
+	build/outside/bin/python -m benchmarks.outside docs/outside-evidence.md
 
 docs: $(READY)
 	$(BIN)/mkdocs build --strict --quiet
