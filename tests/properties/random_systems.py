@@ -1,6 +1,6 @@
 """Random graphs and settings, and a simulator of a few algorithms that shares no code with the package.
 
-It follows the published updates, one row of coefficients for each state and message: x_u <- sum_v W_uv (x_v - g_v - noise).
+It follows the published updates, x_u <- sum_v W_uv (x_v - g_v - noise), with a row of coefficients for each state.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from sottovoce import algorithm, graph, metropolis, trace
+from sottovoce import Graph, algorithm, metropolis, trace
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class System:
             settings["sigma_pair"] = self.pair
         if self.name == "muffliato-sgd":
             settings["gossip_steps"] = self.gossip_steps
-        net = metropolis(graph([list(edge) for edge in self.edges]))
+        net = metropolis(Graph.from_edges(np.array(self.edges), name="drawn", directed=False, nodes=self.n))
         return trace(algorithm(self.name, **settings), net, rounds=self.rounds if rounds is None else rounds)
 
     def weights(self) -> np.ndarray:
@@ -74,9 +74,8 @@ class System:
                 state = W @ state
         rows = np.array(heard).reshape(len(heard), T, width)
         noise = rows[:, :, n:]
-        known = [u for u in self.members] + [
-            n + e for e, edge in enumerate(self.edges) if set(edge) & set(self.members)
-        ]
+        secrets = [n + e for e, edge in enumerate(self.edges) if set(edge) & set(self.members)]
+        known = [*self.members, *secrets]
         hidden = np.setdiff1d(np.arange(n + E), known)
         return rows[:, :, :n], noise[:, :, hidden].reshape(len(heard), -1)
 
@@ -107,7 +106,8 @@ def systems(draw, names=("dp-d-sgd", "muffliato-sgd", "decor"), most_nodes=6, mo
     more = set(draw(st.lists(st.sampled_from(others), max_size=4))) if others else set()
     members = draw(st.lists(st.integers(0, n - 1), max_size=min(2, n - 1), unique=True))
     return System(
-        name=draw(st.sampled_from(names)), n=n, edges=tuple(sorted(tree | more)), rounds=draw(st.integers(1, most_rounds)),
+        name=draw(st.sampled_from(names)), n=n, edges=tuple(sorted(tree | more)),
+        rounds=draw(st.integers(1, most_rounds)),
         sigma=draw(st.sampled_from([1e-3, 0.3, 1.0, 7.0, 1e4])), pair=draw(st.sampled_from([0.1, 1.0, 30.0])),
         gossip_steps=draw(st.integers(1, 3)), members=tuple(sorted(members)),
     )  # fmt: skip
