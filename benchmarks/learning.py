@@ -22,11 +22,12 @@ from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.learning import models
-from sottovoce.learning.clipping import Stack, parse_clipping
+from sottovoce.learning.clipping import parse_clipping
 from sottovoce.learning.datasets import Dataset
 from sottovoce.learning.engines import engine_for
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.partitioning import partition
+from sottovoce.learning.stacks import Stack
 from sottovoce.learning.tasks import Task, task
 from sottovoce.support.threads import threads
 

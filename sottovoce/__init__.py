@@ -47,8 +47,6 @@ if TYPE_CHECKING:
         weigh,
     )
     from sottovoce.errors import InputError, SottovoceError, Unaccountable
-    from sottovoce.learning.data_frames import from_table as from_table
-    from sottovoce.learning.data_frames import from_tables as from_tables
     from sottovoce.learning.datasets import Dataset as Dataset
     from sottovoce.learning.datasets import from_arrays as from_arrays
     from sottovoce.learning.datasets import load as load
@@ -57,6 +55,8 @@ if TYPE_CHECKING:
     from sottovoce.learning.models import model as model
     from sottovoce.learning.models import wrap_module as wrap_module
     from sottovoce.learning.partitioning import partition as partition
+    from sottovoce.learning.tables import from_table as from_table
+    from sottovoce.learning.tables import from_tables as from_tables
     from sottovoce.learning.tasks import task as task
     from sottovoce.matrix_factorization.factorization import factorize, factorize_by_class
     from sottovoce.matrix_factorization.result import Factorization
@@ -187,10 +187,6 @@ _WITH_TORCH = {
         "loss_series",
     ),
     "attacks.threshold": ("threshold",),
-    "learning.data_frames": (
-        "from_table",
-        "from_tables",
-    ),
     "learning.datasets": (
         "Dataset",
         "from_arrays",
@@ -202,6 +198,10 @@ _WITH_TORCH = {
         "wrap_module",
     ),
     "learning.partitioning": ("partition",),
+    "learning.tables": (
+        "from_table",
+        "from_tables",
+    ),
     "learning.tasks": ("task",),
     "report.model_export": ("export_model",),
     "report.page": ("write_page",),

@@ -108,7 +108,7 @@ def inspect(
 ) -> None:
     """Write a first description of a table's columns, for you to edit. Example: sotto data inspect patients.csv"""
     from sottovoce.errors import InputError
-    from sottovoce.learning.column_guess import columns_text, count_missing, guess_columns, not_a_number, read_all_cells
+    from sottovoce.learning.columns import columns_text, count_missing, guess_columns, not_a_number, read_all_cells
     from sottovoce.support.files import write_text
 
     cells = read_all_cells(file)

@@ -21,7 +21,7 @@ from sottovoce.core.graphs import Graph, graph
 from sottovoce.errors import InputError
 from sottovoce.federation.member import Member, check_member
 from sottovoce.learning.columns import Columns, parse_columns
-from sottovoce.learning.table_data import OF_ITS_OWN
+from sottovoce.learning.datasets import OF_ITS_OWN
 from sottovoce.run.protocol import check_algorithm, chosen_spec
 from sottovoce.support.config import (
     LARGEST_SEED,

@@ -35,7 +35,7 @@ from sottovoce.federation.assembly import NONCE_BYTES, assemble_agreement
 from sottovoce.federation.identity import create_identity, erase_keys
 from sottovoce.federation.member import SUFFIX
 from sottovoce.federation.member_folder import SETTINGS, last_attendance, run_folder, whole_lines
-from sottovoce.learning.table_files import find_table
+from sottovoce.learning.table_cells import find_table
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_documents import metric_of

@@ -50,17 +50,6 @@ NEVER_REACHED = 1 + 2.0**-16
 SMALLEST, LARGEST = 1e-30, 1e30
 
 
-class Stack(NamedTuple):
-    """A batch of every node: inputs N x B x F, targets N x B, and what each example's gradient is multiplied with.
-
-    Weights are one over the divisor of the batch; zero marks padding.
-    """
-
-    inputs: Tensor
-    targets: Tensor
-    weights: Tensor
-
-
 class Clipped(NamedTuple):
     """Sums of weighted clipped gradients, N x D, and how many gradients were not finite, or too long, and left out."""
 

@@ -11,22 +11,32 @@ No torch here. Arrays stay writable, so that torch can share their memory; treat
 
 from __future__ import annotations
 
+import inspect
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.core.noise_key import check_seed
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, SottovoceError, shortened
 from sottovoce.learning.catalogue import CATALOGUE, Entry, PublicStatistic, Rows, Targets
 from sottovoce.learning.lazy_rows import LARGEST_NORM, SMALLEST_NORM, Examples, Floats, clip_to_norm
 from sottovoce.learning.user_data import read_rows, rows_of
+from sottovoce.support.own_code import Offered, code_digest, named_object
 
 FOLDER = "SOTTOVOCE_DATA"
 """The environment variable that names the folder when no argument does."""
+
+OF_ITS_OWN = "tables"
+"""The partition in which every node holds the table of its name."""
+
+NAMES_A_TABLE = "table:"
+"""How settings name a table of the user's own, or a folder of them."""
 
 UNIT_NORM = 1 + 2.0**-16
 """The norm that is declared for rows scaled to norm one: norms are computed in float32 there."""
@@ -145,7 +155,7 @@ def load(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Datas
     """The data set of that name, from `folder` or else the folder that SOTTOVOCE_DATA names.
 
     `file:PATH.npz` is one of your own, looked for in the current folder and then in that folder: see `from_arrays` for
-    its arrays. For tables with columns see `learning.table_data`.
+    its arrays. For tables with columns see `learning.tables`.
     `seed` chooses the rows held out for testing if a data set has no split of its own.
 
     >>> load("moons")
@@ -244,3 +254,59 @@ def folder_of(folder: str | Path | None = None) -> Path | None:
     if not path.is_dir():
         raise InputError(f"folder {path}: no such folder", "data sets are read from a folder", f"check it, or {FOLDER}")
     return path
+
+
+# --- by the user's own code ----------------------------------------------------------------------------------------
+
+
+def find_dataset(name: str, folder: Path | None) -> Dataset:
+    """The data set of that name, of the package or of the user's own."""
+    found = None if _comes_with_package(name) else named_object(name, Offered.DATASET)
+    if found is None:
+        return load(name, folder)
+    if not callable(found.value):
+        raise InputError(
+            f"data set {name!r} is a {type(found.value).__name__}", "it must be a function that returns a Dataset",
+            "write def load(): return from_arrays(...)",
+        )  # fmt: skip
+    declared = inspect.signature(found.value).parameters.values()
+    takes_folder = any(one.default is inspect.Parameter.empty for one in declared)
+    made = call_own_code(found.value, name, (folder_of(folder),) if takes_folder else (), {})
+    if not isinstance(made, Dataset):
+        raise InputError(
+            f"data set {name!r} returns a {type(made).__name__}", "it must return a Dataset", "return from_arrays(...)"
+        )
+    bound = made.examples.norm_bound
+    return made if bound is None else replace(made, examples=made.examples.clipped(bound))
+
+
+def dataset_code(name: str) -> str | None:
+    """A digest of the code that reads a data set of the user's own; None where no code of theirs does."""
+    return None if _comes_with_package(name) else code_digest(name, Offered.DATASET)
+
+
+def _comes_with_package(name: str) -> bool:
+    """Whether a reader of the package reads it, as it does tables and arrays of the user's own."""
+    return name in CATALOGUE or name == OF_ITS_OWN or name.startswith(("file:", "table:"))
+
+
+def call_own_code(
+    make: Callable[..., Any], name: str, arguments: tuple[object, ...], given: Mapping[str, object]
+) -> object:
+    """What a function of the user's gives; settings that it does not take are refused, and what it raises is named."""
+    try:
+        inspect.signature(make).bind(*arguments, **given)
+    except TypeError as error:
+        raise InputError(
+            f"{name} with {shortened(str(dict(given)))}", f"it cannot be called with these settings: {error}",
+            "correct the settings beside its name",
+        ) from None  # fmt: skip
+    try:
+        return make(*arguments, **given)
+    except SottovoceError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"{name}: {type(error).__name__}: {shortened(str(error))}", "your own code raised this error",
+            "correct it, or the settings beside its name",
+        ) from error  # fmt: skip

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from sottovoce.errors import InputError
-from sottovoce.learning.clipping import Clipped, Clipping, Stack, sum_clipped
+from sottovoce.learning.clipping import Clipped, Clipping, sum_clipped
 from sottovoce.learning.models import Model
 from sottovoce.learning.stacked_engines import VALUES, stacked
+from sottovoce.learning.stacks import Stack
 from sottovoce.support.threads import chunks
 
 EXAMPLES = 4

@@ -28,11 +28,10 @@ from torch import Tensor
 
 from sottovoce.errors import InputError
 from sottovoce.learning.columns import Columns, parse_columns
-from sottovoce.learning.data_frames import GivenTable, given_cells
 from sottovoce.learning.models import BUILDERS, Model, model
 from sottovoce.learning.prediction_scores import probabilities
-from sottovoce.learning.table_data import join_tables
-from sottovoce.learning.tables import category_text, encode_inputs
+from sottovoce.learning.table_cells import GivenTable, category_text, given_cells
+from sottovoce.learning.tables import encode_inputs, join_tables
 from sottovoce.schemas.validation import problem_in
 from sottovoce.support.config import Document
 from sottovoce.support.files import Arrays, explaining, write, write_text

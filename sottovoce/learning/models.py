@@ -18,20 +18,20 @@ from __future__ import annotations
 
 import copy
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeGuard, TypeVar
+from typing import TypeGuard, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from sottovoce.errors import InputError
 from sottovoce.learning import networks
-from sottovoce.learning.datasets import Dataset
+from sottovoce.learning.datasets import Dataset, call_own_code
 from sottovoce.learning.losses import LOSSES, Loss
 from sottovoce.learning.modules import call_alone, generators_kept
+from sottovoce.support.own_code import Offered, code_digest, named_object
 
 Made = TypeVar("Made")
 
@@ -129,15 +129,12 @@ class Model:
         return self.layout.flatten({name: value.detach() for name, value in fresh.named_parameters()})
 
 
-_TURN = threading.RLock()
-
-
 def with_torch_seed(make: Callable[[], Made], seed: int = 0) -> Made:
     """What `make` gives when torch's own generator starts from `seed`; random generators are left as they were.
 
-    torch's layers draw from that generator and take no other. A process has one of it, so threads take turns.
+    torch's layers draw from that generator and take no other.
     """
-    with _TURN, generators_kept():
+    with generators_kept():
         torch.default_generator.manual_seed(seed)
         return make()
 
@@ -312,3 +309,51 @@ SETTINGS: dict[str, tuple[Callable[[object], bool], str]] = {
     "offset": (lambda value: isinstance(value, int | float), "a number"),
 }
 """What the settings of models are; which model has which is known to its function."""
+
+
+# --- by the user's own code ----------------------------------------------------------------------------------------
+
+
+def find_model(name: str, dataset: Dataset, **settings: object) -> Model:
+    """The model of that name, of the package or of the user's own, for a data set.
+
+    Of the settings of a model of one's own, `loss` and `shape` go to `wrap_module`. The loss follows from the data
+    unless given.
+    """
+    found = None if name in BUILDERS else named_object(name, Offered.MODEL)
+    if found is None:
+        return model(name, dataset, **settings)
+    if not callable(found.value):
+        raise InputError(
+            f"model {name!r} is a {type(found.value).__name__}",
+            "it must be a class of torch modules, or a function of the data set", "see docs/your-own-model.md",
+        )  # fmt: skip
+    is_module = isinstance(found.value, type) and issubclass(found.value, nn.Module)
+    given = {key: value for key, value in settings.items() if not is_module or key not in ("loss", "shape")}
+    make, arguments = found.value, () if is_module else (dataset,)
+    made = with_torch_seed(lambda: call_own_code(make, name, arguments, given))
+    if isinstance(made, Model):
+        return made
+    if not isinstance(made, nn.Module):
+        raise InputError(
+            f"model {name!r} returns a {type(made).__name__}",
+            "it must return a torch module or a Model",
+            "correct its return",
+        )
+    wrapping = settings if is_module else {}
+    loss = wrapping.get("loss", "squared" if dataset.kind in ("value", "ratings") else "cross-entropy")
+    return wrap_module(made, str(loss), shape=_shape(name, wrapping), name=name)
+
+
+def model_code(name: str) -> str | None:
+    """A digest of the code of a model of the user's own; None for one of the package."""
+    return None if name in BUILDERS else code_digest(name, Offered.MODEL)
+
+
+def _shape(name: str, settings: Mapping[str, object]) -> tuple[int, ...] | None:
+    shape = settings.get("shape")
+    if shape is None:
+        return None
+    if not isinstance(shape, list | tuple) or not all(type(one) is int and one > 0 for one in shape):
+        raise InputError(f"shape = {shape!r:.40} of {name}", "it must be a list of whole numbers", "write [1, 8, 8]")
+    return cast("tuple[int, ...]", tuple(shape))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import inspect
 import random
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -79,9 +80,21 @@ def call_alone(module: nn.Module, parameters: dict[str, Tensor], inputs: Tensor)
         return cast("Tensor", functional_call(alone, own_parameters, (inputs.clone(),)))
 
 
+_TURN = threading.RLock()
+
+
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """The global random generators of torch, numpy and Python end as they began."""
+    """The global random generators of torch, numpy and Python end as they began.
+
+    A process has one of each, so threads take turns.
+    """
+    with _TURN, _states_kept():
+        yield
+
+
+@contextmanager
+def _states_kept() -> Iterator[None]:
     pythons, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global one is meant
     with torch.random.fork_rng():
         try:

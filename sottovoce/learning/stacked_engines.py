@@ -17,10 +17,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sottovoce.learning.clipping import Clipped, Clipping, Stack, count, norms, without
+from sottovoce.learning.clipping import Clipped, Clipping, count, norms, without
 from sottovoce.learning.models import Model
 from sottovoce.learning.modules import is_plain
 from sottovoce.learning.networks import Factors
+from sottovoce.learning.stacks import Stack
 
 Slope = Callable[[Tensor, Tensor], Tensor]
 

@@ -1,24 +1,47 @@
-"""A table as rows to learn from: every cell checked and turned into numbers by public columns alone.
+"""Tables as data sets: every cell checked and turned into numbers by public columns alone.
 
 Numbers are scaled by the range of their column, categories become one input each. What a row becomes depends on that
-row and on the columns, never on other rows.
+row and on the columns, never on other rows; which rows are held out follows from their positions and a public seed.
+
+    >>> wards = {"age": [61, 34, 40, 78, 55], "ward": ["east", "west", "east", "west", None], "again": list("nynyn")}
+    >>> columns = {
+    ...     "target": "again",
+    ...     "columns": [
+    ...         {"name": "age", "range": [0, 120]},
+    ...         {"name": "ward", "categories": ["east", "west"], "missing": "east"},
+    ...         {"name": "again", "categories": ["n", "y"]},
+    ...     ],
+    ... }
+    >>> from_table(wards, columns, name="wards")
+    Dataset('wards', classes, 4 + 1 rows of 3)
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.noise_key import check_seed, public_stream
 from sottovoce.errors import InputError
-from sottovoce.learning.catalogue import Targets
-from sottovoce.learning.columns import REFUSE, Column, Columns
-from sottovoce.learning.lazy_rows import Floats
-from sottovoce.learning.table_files import read_cells
+from sottovoce.learning.catalogue import HELD_OUT, Targets
+from sottovoce.learning.columns import REFUSE, Column, Columns, parse_columns, read_columns
+from sottovoce.learning.datasets import NAMES_A_TABLE, OF_ITS_OWN, Dataset
+from sottovoce.learning.lazy_rows import Examples, Floats
+from sottovoce.learning.partitioning import NodeData, Partition, Rows, Sizes
+from sottovoce.learning.table_cells import GivenTable, category_text, given_cells, read_cells
+from sottovoce.support.config import DataSettings, Document
 from sottovoce.support.files import Arrays
+
+SCALED = "numbers are scaled by the public ranges of their columns, and clipped to them"
+
+GivenColumns: TypeAlias = "Columns | Document | str | PathLike[str]"
+"""What the columns are: as keys and values, or the path of a file of them."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -149,19 +172,6 @@ def _positions(column: Column, cells: NDArray[Any], columns: Columns, where: str
     return found[inverse].astype(np.int64)
 
 
-def category_text(value: object) -> str:
-    """A cell as the name of a category; whole numbers without a point, a missing number as nothing.
-
-    >>> [category_text(value) for value in ("west", 2, 2.0, True, float("nan"))]
-    ['west', '2', '2', 'true', '']
-    """
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return "" if np.isnan(value) else str(int(value)) if value.is_integer() else repr(value)
-    return str(value).strip()
-
-
 def _check_missing(
     column: Column, missing: NDArray[np.bool_], cells: NDArray[Any], columns: Columns, where: str
 ) -> None:
@@ -179,3 +189,140 @@ def _misfit(where: str, column: Column, row: int, cells: NDArray[Any], rule: str
 
 def _few(names: list[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if names[5:] else "")
+
+
+# --- as data sets --------------------------------------------------------------------------------------------------
+
+
+def from_table(table: GivenTable, columns: GivenColumns, *, name: str = "table", seed: int = 0) -> Dataset:
+    """A data set from one table, to be partitioned. A fifth of the rows, chosen by position and `seed`, is held out."""
+    known = given_columns(columns)
+    return table_dataset(_given_table(table, known, name), known, name, check_seed(seed))
+
+
+def from_tables(
+    tables: Mapping[str, GivenTable],
+    columns: GivenColumns,
+    *,
+    rows: Mapping[str, int] | None = None,
+    seed: int = 0,
+) -> NodeData:
+    """A data set of one table for each node, and who holds which rows, in the order of `tables`.
+
+    `rows` says how many rows of each are used for training; by default all but a fifth. The others are held out.
+    """
+    known = given_columns(columns)
+    found = {name: _given_table(table, known, name) for name, table in tables.items()}
+    sizes = {name: training_rows(name, len(table)) for name, table in found.items()} if rows is None else dict(rows)
+    odd = next((name for name in (*found, *sizes) if (name in found) != (name in sizes)), None)
+    if odd is not None or not found:
+        raise InputError(
+            f"tables of {len(found)} nodes, rows of {len(sizes)}", "both must be about the same nodes", "give both"
+        )
+    return join_tables(known, {name: sizes[name] for name in found}, found, check_seed(seed))
+
+
+def given_columns(columns: GivenColumns) -> Columns:
+    """Columns from what a user of Python gives."""
+    if isinstance(columns, Columns):
+        return columns
+    if isinstance(columns, dict):
+        return parse_columns(columns, "columns")
+    return read_columns(fspath(columns), Path(), "columns")
+
+
+def _given_table(table: GivenTable, columns: Columns, name: str) -> Table:
+    where = str(table) if isinstance(table, str | PathLike) else name
+    return encode_table(given_cells(table, columns.drop, where), columns, where)
+
+
+def is_folder_of_tables(data: DataSettings) -> bool:
+    """Whether every node has a table of its own, in a folder that the settings name."""
+    return data.name.startswith(NAMES_A_TABLE) and data.partition == OF_ITS_OWN
+
+
+def table_dataset(table: Table, columns: Columns, name: str, seed: int) -> Dataset:
+    """One table as a data set; a fifth of its rows, chosen by a public seed, is held out for testing."""
+    order = public_stream(seed, "held out", [], 0).permutation(len(table))
+    test = round(HELD_OUT * len(table))
+    if not 0 < test < len(table):
+        raise InputError(
+            f"{name}: {len(table)} rows",
+            "a fifth of the rows is held out, and the rest is used for training",
+            "give five or more",
+        )
+    return _dataset(
+        columns, name, (table.inputs[order[test:]], table.targets[order[test:]]),
+        (table.inputs[order[:test]], table.targets[order[:test]]),
+    )  # fmt: skip
+
+
+def join_tables(columns: Columns, sizes: Mapping[str, int], tables: Mapping[str, Table], seed: int) -> NodeData:
+    """The tables of nodes as one data set, with so many training rows of each; the others are held out for testing.
+
+    The rows of nodes whose table is not here are zeros, of which there is one in memory. No privacy figure depends on
+    rows, so figures are the same whichever tables are here.
+    """
+    inputs: list[Floats] = [np.zeros((1, columns.width), dtype=np.float32)]
+    targets: list[Targets] = [_placeholder(columns)]
+    held_out: list[tuple[Floats, Targets]] = []
+    shards: list[Rows] = []
+    begin = 1
+    for name, size in sizes.items():
+        table = tables.get(name)
+        if table is None:
+            shards.append(np.broadcast_to(np.int64(0), size))
+            continue
+        _check_rows(name, len(table), size)
+        order = public_stream(seed, f"held out of {name}", [], 0).permutation(len(table))
+        train, rest = order[:size], order[size:]
+        inputs.append(table.inputs[train])
+        targets.append(table.targets[train])
+        held_out.append((table.inputs[rest], table.targets[rest]))
+        shards.append(np.arange(begin, begin + size))
+        begin += size
+    test = held_out or [(inputs[0], targets[0])]
+    found = _dataset(columns, OF_ITS_OWN, _joined(list(zip(inputs, targets, strict=True))), _joined(test))
+    counts = list(sizes.values())
+    spread = Sizes(min(counts), float(np.mean(counts)), max(counts), None)
+    return NodeData(found, Partition(tuple(shards), OF_ITS_OWN, seed, spread))
+
+
+def training_rows(name: str, rows: int) -> int:
+    """How many rows of a node's table are trained on where nobody declared it: all but a fifth."""
+    held_out = max(1, round(HELD_OUT * rows))
+    if held_out >= rows:
+        raise InputError(
+            f"{name}: a table of {rows} rows",
+            "some rows are used for training, and some are held out",
+            "give five or more",
+        )
+    return rows - held_out
+
+
+def _check_rows(name: str, rows: int, declared: int) -> None:
+    if rows <= declared:
+        raise InputError(
+            f"{name}: a table of {rows} rows",
+            f"{declared} are declared for training, and at least one more is held out",
+            "give more rows, or agree on fewer",
+        )  # fmt: skip
+
+
+def _placeholder(columns: Columns) -> Targets:
+    return np.zeros(1, dtype=np.int64 if columns.classes else np.float32)
+
+
+def _joined(parts: Sequence[tuple[Floats, Targets]]) -> tuple[Floats, Targets]:
+    return np.concatenate([inputs for inputs, _ in parts]), np.concatenate([targets for _, targets in parts])
+
+
+def _dataset(columns: Columns, name: str, train: tuple[Floats, Targets], test: tuple[Floats, Targets]) -> Dataset:
+    """Rows whose norm is bounded by their columns, which is declared."""
+    return Dataset(
+        name=name, kind="classes" if columns.classes else "value",
+        examples=Examples(train[0]).clipped(columns.norm_bound), targets=train[1],
+        test_inputs=test[0], test_targets=test[1], shape=(columns.width,), classes=columns.classes,
+        groups=None, test_groups=None, entities=(), licence="your own", source="you", notes=(SCALED,),
+        target_unit=columns.target_unit,
+    )  # fmt: skip

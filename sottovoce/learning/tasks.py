@@ -20,11 +20,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -40,15 +38,15 @@ from sottovoce.core.sensitivity import largest, per_node
 from sottovoce.errors import InputError
 from sottovoce.learning.batches import Batches, parse_batches
 from sottovoce.learning.catalogue import PublicStatistic, Targets
-from sottovoce.learning.clipping import Clipped, Clipping, Stack, clip_rows, parse_clipping
+from sottovoce.learning.clipping import Clipped, Clipping, clip_rows, parse_clipping
 from sottovoce.learning.datasets import Dataset
-from sottovoce.learning.devices import CPU, find_device
 from sottovoce.learning.engines import Engine, engine_for
 from sottovoce.learning.model_checks import check_model
 from sottovoce.learning.models import Model
 from sottovoce.learning.modules import only_linear_layer
 from sottovoce.learning.partitioning import Partition
 from sottovoce.learning.prediction_scores import score_predictions
+from sottovoce.learning.stacks import DrawnExamples, Stacks
 from sottovoce.privacy.convexity import DECLARE_NORM
 from sottovoce.support.json_numbers import JSON
 from sottovoce.support.threads import chunks, for_each, torch_divides, workers
@@ -59,6 +57,8 @@ GATHERED = 1 << 22
 CACHED = 1 << 22
 """About so many numbers of models and batches are in use at once, where a block of nodes may be as small as that."""
 
+CPU = torch.device("cpu")
+"""Noise, batches and starting points are always drawn by the processor, wherever models, rows and gradients lie."""
 
 CONVEX = {"squared": "linear", "logistic": "logistic", "cross-entropy": "softmax"}
 """What one linear layer with a loss is called."""
@@ -236,33 +236,16 @@ def task(
     return Task(dataset, shards, moved, engine_for(moved, engine), dtype, where)
 
 
-class DrawnExamples(NamedTuple):
-    """The batches of a round: rows of the training set, and their weights, both S x N x B.
-
-    Weights are one over the divisor of the batch; zero marks padding.
-    """
-
-    rows: Tensor
-    weights: Tensor
-
-
-class SpareMemory:
-    """Memory that was used before: new memory costs more than what is copied there."""
-
-    def __init__(self, like: Tensor) -> None:
-        self._like = like
-        self._tensors: list[Tensor] = []
-
-    @contextmanager
-    def lent(self, numbers: int) -> Iterator[Tensor]:
-        """So many numbers in a row, with whatever is in them; of several threads, each gets its own."""
-        try:
-            memory = self._tensors.pop()
-        except IndexError:
-            memory = self._like.new_empty(0)
-        memory = memory if len(memory) >= numbers else self._like.new_empty(numbers)
-        yield memory[:numbers]
-        self._tensors.append(memory)
+def find_device(name: str) -> torch.device:
+    """A device by torch's name for it, if it is here: `cpu`, `cuda`, `cuda:1`, `mps`."""
+    try:
+        device = torch.device(name)
+        torch.ones(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise InputError(
+            f"machine.device {name!r:.40}", f"torch {torch.__version__} finds no such device here", 'use "cpu"'
+        ) from None
+    return device
 
 
 class Gradients:
@@ -358,8 +341,8 @@ class Gradients:
         return rows
 
     @cached_property
-    def _spare(self) -> SpareMemory:
-        return SpareMemory(self.task.inputs)
+    def _stacks(self) -> Stacks:
+        return Stacks(self.task.inputs, self.task.targets)
 
     def _examples(self, round: int) -> DrawnExamples:
         """The batches of all nodes here, in all steps of a round."""
@@ -380,7 +363,7 @@ class Gradients:
         engine, clip, found = self.task.engine, self.clipping, torch.zeros(0)
         at: Tensor | None = None
         for step, (rows, weights) in enumerate(zip(drawn.rows[:, nodes], drawn.weights[:, nodes], strict=True)):
-            with self._stack(rows, weights) as stack:
+            with self._stacks.gathered(rows, weights) as stack:
                 if clip.by_example:
                     return engine.clipped(points, stack, clip)
                 if not step:
@@ -390,21 +373,6 @@ class Gradients:
                 at = torch.add(points, found, alpha=-self.step_size, out=at)
                 engine.add_total_(found, at, stack)
         return Clipped(found, 0) if clip.kind == "none" else clip_rows(found, clip)
-
-    @contextmanager
-    def _stack(self, rows: Tensor, weights: Tensor) -> Iterator[Stack]:
-        """The batches of one step. All engines get them from here, with zeros in place of rows that take no part.
-
-        A weight of zero would not do: zero times infinity is not zero.
-        """
-        inputs, absent = self.task.inputs, weights == 0
-        with self._spare.lent(rows.numel() * inputs.shape[1]) as memory:
-            found = torch.index_select(inputs, 0, rows.flatten(), out=memory.view(-1, inputs.shape[1]))
-            found = found.view(*rows.shape, -1)
-            targets = self.task.targets.take(rows)
-            if absent.any():
-                found[absent], targets[absent] = 0, 0
-            yield Stack(found, targets, weights)
 
     def check(self, rounds: int) -> None:
         """Refuse a run for which not enough batches are planned."""

@@ -102,15 +102,19 @@ def _checked(
         )
     if targets.dtype.kind != "f":
         return flat, targets, tuple(map(str, np.unique(targets)))
-    bad = np.flatnonzero(~np.isfinite(targets))
+    with np.errstate(over="ignore"):
+        values = targets.astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(values))
     if bad.size:
-        raise InputError(f"{where}target {bad[0]} is nan or infinite", "targets must be finite", "drop that row")
-    return flat, targets, ()
+        raise InputError(
+            f"{where}target {bad[0]} is nan or infinite", "targets must be finite in float32", "drop that row"
+        )
+    return flat, values, ()
 
 
 def _positions(targets: NDArray[np.generic], classes: tuple[str, ...]) -> Targets:
     if not classes:
-        return targets.astype(np.float32)
+        return np.asarray(targets, dtype=np.float32)
     place = {name: position for position, name in enumerate(classes)}
     return np.array([place[str(target)] for target in targets], dtype=np.int64)
 

@@ -18,19 +18,11 @@ from sottovoce.core.noise_key import public_seed
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.learning.columns import Columns, read_columns
-from sottovoce.learning.datasets import FOLDER, Dataset, folder_of, user_file
-from sottovoce.learning.own_code import find_dataset, find_model
+from sottovoce.learning.datasets import FOLDER, NAMES_A_TABLE, OF_ITS_OWN, Dataset, find_dataset, folder_of, user_file
+from sottovoce.learning.models import find_model
 from sottovoce.learning.partitioning import NodeData, partition
-from sottovoce.learning.table_data import (
-    NAMES_A_TABLE,
-    OF_ITS_OWN,
-    is_folder_of_tables,
-    join_tables,
-    table_dataset,
-    training_rows,
-)
-from sottovoce.learning.table_files import find_table, read_cells, tables_in
-from sottovoce.learning.tables import Table, read_table
+from sottovoce.learning.table_cells import find_table, read_cells, tables_in
+from sottovoce.learning.tables import Table, is_folder_of_tables, join_tables, read_table, table_dataset, training_rows
 from sottovoce.learning.tasks import Gradients, task
 from sottovoce.planning.question import Question
 from sottovoce.privacy.calibration import with_sigma

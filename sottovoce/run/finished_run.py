@@ -10,9 +10,9 @@ from pathlib import Path
 from sottovoce.core.compression import Identity
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.learning.devices import CPU
-from sottovoce.learning.table_data import OF_ITS_OWN
+from sottovoce.learning.datasets import OF_ITS_OWN
 from sottovoce.learning.tables import Table
+from sottovoce.learning.tasks import CPU
 from sottovoce.privacy.observation import Observation, observe
 from sottovoce.privacy.views import View, node_number
 from sottovoce.run.build import build_accountant, build_run

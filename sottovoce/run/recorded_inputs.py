@@ -16,8 +16,8 @@ import numpy as np
 from sottovoce.core.graphs import MOST_NODES, Graph
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
-from sottovoce.learning.datasets import folder_of
-from sottovoce.learning.table_data import NAMES_A_TABLE, is_folder_of_tables
+from sottovoce.learning.datasets import NAMES_A_TABLE, folder_of
+from sottovoce.learning.tables import is_folder_of_tables
 from sottovoce.run.layout import RunFiles
 from sottovoce.support.config import DataSettings, Experiment
 from sottovoce.support.files import inside, write_text

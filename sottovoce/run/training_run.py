@@ -24,9 +24,8 @@ from sottovoce.core.sensitivity import largest
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Nodes, Transport
 from sottovoce.errors import InputError
-from sottovoce.learning.devices import CPU
 from sottovoce.learning.partitioning import check_names
-from sottovoce.learning.tasks import Gradients, Task
+from sottovoce.learning.tasks import CPU, Gradients, Task
 from sottovoce.privacy.sampled_batches import SampledNodes
 
 if TYPE_CHECKING:

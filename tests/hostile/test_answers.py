@@ -23,9 +23,9 @@ from sottovoce.attacks.reconstruction import reconstruct
 from sottovoce.cli.app import app, load_commands
 from sottovoce.core.graphs import graph
 from sottovoce.learning import models
-from sottovoce.learning.clipping import Stack
 from sottovoce.learning.datasets import Dataset, from_arrays
 from sottovoce.learning.partitioning import partition
+from sottovoce.learning.stacks import Stack
 from sottovoce.learning.tasks import Task, task
 from sottovoce.planning.question import Question
 from sottovoce.privacy import views

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sottovoce.learning.table_files import MOST_COLUMNS
+from sottovoce.learning.table_cells import MOST_COLUMNS
 from sottovoce.support import limits
 
 

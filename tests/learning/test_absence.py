@@ -6,6 +6,7 @@ Each runs over every model, engine, batch rule and kind of clipping.
 from __future__ import annotations
 
 import random
+import threading
 from dataclasses import replace
 from itertools import product
 
@@ -16,12 +17,14 @@ from torch import nn
 
 from sottovoce import InputError, NoiseKey
 from sottovoce.learning import models
-from sottovoce.learning.clipping import Stack, clip_rows, parse_clipping
+from sottovoce.learning.clipping import clip_rows, parse_clipping
 from sottovoce.learning.datasets import Dataset
 from sottovoce.learning.engines import Loop, engine_for
 from sottovoce.learning.lazy_rows import Examples
+from sottovoce.learning.model_checks import what_a_gradient_changes
 from sottovoce.learning.modules import state_of
 from sottovoce.learning.partitioning import Partition, Sizes
+from sottovoce.learning.stacks import Stack
 from sottovoce.learning.tasks import task
 from sottovoce.support.threads import threads
 
@@ -202,7 +205,7 @@ class Keeping(nn.Module):
         self.closure = lambda rows: held.append(rows.detach().mean(0) + 1) or sum(held)
 
     def forward(self, rows):
-        return self.out(rows - self.shift(rows) if self.training else rows)
+        return self.out(rows if self.how == "none" or not self.training else rows - self.shift(rows))
 
     def shift(self, rows, cache=[]):  # noqa: B006
         mean = rows.detach().mean(0) + 1
@@ -294,3 +297,23 @@ def test_a_gradient_leaves_no_trace(name, engine):
         assert state_of(job.model.module) == before
         for now, then in ((job.inputs, rows), (job.test_inputs, kept), (points, at)):
             assert torch.equal(now, then)
+
+
+def test_draws_of_other_threads_are_not_taken_for_the_model():
+    """Threads take turns with the generators of torch, and a start is the same whatever others do meanwhile."""
+    net, stop = models.mlp((64, 5, 3)), threading.Event()
+    wanted = net.start(1, torch.Generator().manual_seed(0))
+
+    def busy():
+        while not stop.is_set():
+            models.softmax(64, 3)
+
+    other = threading.Thread(target=busy)
+    other.start()
+    try:
+        for _ in range(20):
+            assert what_a_gradient_changes(keeping("none"), torch.float32, 64) is None
+            assert torch.equal(net.start(1, torch.Generator().manual_seed(0)), wanted)
+    finally:
+        stop.set()
+        other.join()

@@ -12,10 +12,11 @@ from sottovoce import InputError
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.learning import models
 from sottovoce.learning.batches import parse_batches
-from sottovoce.learning.clipping import Stack, clip_rows, norms, parse_clipping, sum_clipped
+from sottovoce.learning.clipping import clip_rows, norms, parse_clipping, sum_clipped
 from sottovoce.learning.datasets import from_arrays
 from sottovoce.learning.engines import engine_for
 from sottovoce.learning.partitioning import partition
+from sottovoce.learning.stacks import Stack
 from sottovoce.learning.tasks import task
 from sottovoce.support.threads import threads
 

@@ -12,12 +12,13 @@ from torch import nn
 
 from sottovoce import InputError, NoiseKey, algorithm, metropolis, train
 from sottovoce.learning import models
-from sottovoce.learning.clipping import Stack, parse_clipping
+from sottovoce.learning.clipping import parse_clipping
 from sottovoce.learning.datasets import Dataset, load
 from sottovoce.learning.engines import engine_for
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.model_checks import examples_interact
 from sottovoce.learning.partitioning import partition
+from sottovoce.learning.stacks import Stack
 from sottovoce.learning.tasks import task
 from sottovoce.support.threads import threads
 

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from sottovoce.errors import InputError
-from sottovoce.learning.column_guess import columns_text, guess_columns, read_all_cells
-from sottovoce.learning.columns import parse_columns
-from sottovoce.learning.table_data import join_tables, table_dataset
-from sottovoce.learning.tables import read_table
+from sottovoce.learning.columns import columns_text, guess_columns, parse_columns, read_all_cells
+from sottovoce.learning.tables import join_tables, read_table, table_dataset
 
 COLUMNS = """
 target = "again"

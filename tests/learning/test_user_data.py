@@ -86,6 +86,7 @@ def test_runs_read_a_changed_file_again(tmp_path, sotto, monkeypatch):
             "targets are int64 of shape (19,); they must be numbers or words, one for each of 20 rows",
         ),
         ({"targets": np.where(Y == 7, np.inf, 0.0)}, "target 0 is nan or infinite"),
+        ({"targets": np.where(Y == 7, 1e39, 0.0)}, "target 0 is nan or infinite; targets must be finite in float32"),
         ({"targets": np.ones(20, dtype=int)}, "one class, 1; there is nothing to distinguish"),
         ({"groups": np.arange(3)}, "groups are int64 of shape (3,); they must say who each of the 20 rows comes from"),
         ({"test": (X[:, :2], Y)}, "test rows of shape (2,), classes 3, 7; training rows are of shape (3,)"),

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from sottovoce import InputError, Unaccountable, algorithm, code_from, metropolis, trace
-from sottovoce.learning.own_code import find_dataset, find_model
+from sottovoce.learning.datasets import find_dataset
+from sottovoce.learning.models import find_model
 from sottovoce.privacy.convexity import least_weight, taken_step_size
 from sottovoce.run.build import build_run
 from sottovoce.run.execute import run_experiment

@@ -1,4 +1,8 @@
-"""The cells of a table, column by column, from a .csv, .npz or .parquet file."""
+"""The cells of a table, column by column: from a .csv, .npz or .parquet file, or from what a user of Python gives.
+
+A frame is whatever has `columns` and gives each of them by name: those of pandas and of polars do, and neither package
+is imported here.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,12 @@ import csv
 import io
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Real
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +37,35 @@ CELL_BYTES, NUMBER_BYTES = 60, 16
 
 LONGEST_CELL = 1000
 """Characters of a number or of a category. All cells of a column take as much memory as its longest."""
+
+
+class Frame(Protocol):
+    """Columns by name, such as a pandas or polars DataFrame has."""
+
+    @property
+    def columns(self) -> Iterable[str]: ...
+
+    def __getitem__(self, name: str, /) -> Any: ...
+
+
+GivenTable: TypeAlias = "Frame | Mapping[str, Any] | str | PathLike[str]"
+"""A data frame, columns by name, or the path of a .csv, .npz or .parquet file."""
+
+
+def category_text(value: object) -> str:
+    """A cell as the name of a category; whole numbers without a point, a missing number as nothing.
+
+    >>> [category_text(value) for value in ("west", 2, 2.0, True, float("nan"))]
+    ['west', '2', '2', 'true', '']
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return "" if np.isnan(value) else str(int(value)) if value.is_integer() else repr(value)
+    return str(value).strip()
+
+
+# --- from files ----------------------------------------------------------------------------------------------------
 
 
 def read_cells(path: Path, dropped: Iterable[str] = ()) -> Arrays:
@@ -199,3 +234,50 @@ def check_names(where: object, names: Sequence[str]) -> None:
     if twice is not None or "" in names:
         what = "a column without a name" if twice in (None, "") else f"two columns called {twice!r:.60}"
         raise InputError(f"{where}: {what}", "every column has a name of its own", "correct the heading")
+
+
+# --- from Python ---------------------------------------------------------------------------------------------------
+
+
+def given_cells(table: GivenTable, dropped: Iterable[str] = (), where: str = "table") -> Arrays:
+    """The cells of a table that a user of Python gives, without columns to drop; `where` names it in errors."""
+    if isinstance(table, str | PathLike):
+        return read_cells(Path(table), dropped)
+    names = list(table) if isinstance(table, Mapping) else list(getattr(table, "columns", ()))
+    if not names or not hasattr(table, "__getitem__"):
+        raise InputError(
+            f"{where}: a {type(table).__name__}", "a table is a data frame, columns by name, or a path",
+            "give a pandas DataFrame, for example",
+        )  # fmt: skip
+    odd = next((name for name in names if not isinstance(name, str)), None)
+    if odd is not None:
+        raise InputError(f"{where}: a column called {odd!r:.60}", "names of columns must be strings", "rename it")
+    check_names(where, names)
+    left_out = frozenset(dropped)
+    found = {name: _given_column(table[name], f"{where}: column {name!r}") for name in names if name not in left_out}
+    if len({len(cells) for cells in found.values()}) != 1 or not len(next(iter(found.values()))):
+        raise InputError(f"{where}: columns without rows, or of different lengths", "a table has rows", "check it")
+    return found
+
+
+def _given_column(values: Any, where: str) -> NDArray[Any]:
+    """Cells as numbers, truth values or text; what is missing is nan among numbers, and empty in text."""
+    found = np.asarray(values, dtype=object if isinstance(values, list | tuple) else None)  # else nan becomes a word
+    if found.ndim != 1:
+        raise InputError(f"{where} of shape {found.shape}", "a column has one value for each row", "give one dimension")
+    if found.dtype.kind in "biufU":
+        return found
+    cells = [None if _is_missing(cell) else cell for cell in found.tolist()]
+    there = [cell for cell in cells if cell is not None]
+    odd = next((cell for cell in there if not isinstance(cell, str | Real)), None)
+    if found.dtype.kind not in "OT" or odd is not None:
+        what = found.dtype if odd is None else type(odd).__name__
+        raise InputError(f"{where} holds {what}", "columns hold numbers, words or truth values", "convert or drop it")
+    if there and all(isinstance(cell, Real) and not isinstance(cell, bool) for cell in there):
+        return np.array([np.nan if cell is None else float(cell) for cell in cells])
+    return np.array(["" if cell is None else category_text(cell) for cell in cells])
+
+
+def _is_missing(cell: object) -> bool:
+    """None, nan, and what pandas has in their place."""
+    return cell is None or (isinstance(cell, float) and np.isnan(cell)) or type(cell).__name__ in ("NAType", "NaTType")
