@@ -7,6 +7,8 @@
     ├── SumFailed         a secure sum is not known; the round loop catches it
     └── Unaccountable     exit code 3: refused, because no guarantee exists
 
+An audit that refutes a claim ends with exit code 4, which is no error.
+
 Every message is one line and says what was found, which rule it breaks and what to do. `file_error` says which of them
 an error of the operating system about a file is.
 """

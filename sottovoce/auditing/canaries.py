@@ -93,7 +93,7 @@ def audit_inputs(
     claims = _covering_claims(finished_run.privacy, f"node:{attacker}", victim)
     return ClaimCheck(
         canaries=f"inputs, {len(coins)} in {runs} reruns, node {attacker} listens to {victim}",
-        audit=bounds, claims=claims, rounds=finished_run.training_run.rounds,
+        audit=bounds, claims=claims, rounds=finished_run.training_run.rounds, view=f"node:{attacker}",
     )  # fmt: skip
 
 

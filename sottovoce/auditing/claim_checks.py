@@ -8,11 +8,13 @@ leak, the run leaks.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from sottovoce.auditing.lower_bound import Audit, as_json, round_down
 from sottovoce.auditing.mechanism import ENTRIES, audit
+from sottovoce.auditing.outside_claims import Judgement, Outcome
 from sottovoce.core.final_models import FinalModels
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.guarantee import Kind, PrivacyFigure
@@ -22,6 +24,9 @@ from sottovoce.run.finished_run import FinishedRun
 from sottovoce.run.privacy_document import PrivacyDocument, StoredView
 from sottovoce.support.config import Document
 from sottovoce.tracing.tracer import trace
+
+REFUTED = 4
+"""The exit code of a command that refutes a claim."""
 
 
 class Verdict(StrEnum):
@@ -52,12 +57,13 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimCheck:
-    """An audit and the claims that cover it. `rounds` of the run were audited, with these canaries."""
+    """An audit of a view and the claims that cover it. `rounds` of the run were audited, with these canaries."""
 
     canaries: str
     audit: Audit
     claims: tuple[Claim, ...]
     rounds: int
+    view: str
 
     def verdict(self, claim: Claim) -> Verdict:
         """Compares mu, or epsilon where the claim has no mu."""
@@ -93,12 +99,17 @@ class ClaimCheck:
 class RunAudit:
     """All audits of a run, and what could not be audited, with the reasons.
 
-    `findings` say where the files of the run contradict each other, or are not what the settings give.
+    `findings` say where the files of the run contradict each other, or are not what the settings give; `not_checked`
+    which of their fields nothing was compared with, each with the reason. All lower bounds hold together with this
+    `confidence`. `outside` is a claim of others.
     """
 
     checks: tuple[ClaimCheck, ...]
     refused: tuple[str, ...]
     findings: tuple[str, ...] = ()
+    not_checked: Mapping[str, str] = field(default_factory=dict)
+    confidence: float = 0.999
+    outside: Judgement | None = None
 
     @property
     def exceeded(self) -> bool:
@@ -110,12 +121,19 @@ class RunAudit:
         """Whether nothing speaks against the run: no finding, and no claim that is refuted."""
         return not self.findings and not self.exceeded
 
+    @property
+    def exit_code(self) -> int:
+        """0 where nothing is wrong, 1 for a folder that contradicts itself, else 4 for a claim that is refuted."""
+        refuted = self.exceeded or (self.outside is not None and self.outside.outcome is Outcome.REFUTED)
+        return 1 if self.findings else REFUTED if refuted else 0
+
     def document(self) -> Document:
         """As JSON, for `audit.json`."""
         audits = [check.document() for check in self.checks]
         return {
-            "consistent": self.consistent, "findings": list(self.findings), "refused": list(self.refused),
-            "audits": audits,
+            "claim": None if self.outside is None else self.outside.document(), "confidence": self.confidence,
+            "consistent": self.consistent, "findings": list(self.findings), "not_checked": dict(self.not_checked),
+            "refused": list(self.refused), "audits": audits,
         }  # fmt: skip
 
     def table(self) -> list[list[str]]:
@@ -141,7 +159,16 @@ class RunAudit:
             conclusion = "A claim is exceeded: either it is wrong, or it is not about what ran."
         elif not any(check.claims for check in self.checks):
             conclusion = "There is no claim to compare with."
-        return [conclusion, *(f"Not audited: {line}" for line in self.refused)]
+        return [conclusion, *(f"Not audited: {line}" for line in self.refused), *self._not_checked()]
+
+    def _not_checked(self) -> Iterator[str]:
+        """What was not checked, a line for each file and reason."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for place, reason in self.not_checked.items():
+            file, _, fields = place.partition(": ")
+            found.setdefault((file, reason), []).append(fields)
+        for (file, reason), each in found.items():
+            yield f"Not checked: {file}{': ' if each[0] else ''}{', '.join(each)} ({reason})"
 
 
 def claims_about(privacy: PrivacyDocument, view: str, victim: int) -> tuple[Claim, ...]:
@@ -162,6 +189,11 @@ class WorstVictim:
     node: int | None
     victim: int
     mu: float
+
+
+def attacks_made(finished_run: FinishedRun, *, reruns: int) -> int:
+    """How many attacks share the probability of error of an audit."""
+    return len(_audited(finished_run)) + (reruns > 0)
 
 
 def audited_views(privacy: PrivacyDocument, wanted: View) -> list[tuple[str, int]]:
@@ -197,8 +229,7 @@ def audit_gradients(
     """Audit the mechanism of a run for its views; also says which could not be audited, and why."""
     training_run, found, refused = finished_run.training_run, [], []
     delta = finished_run.experiment.privacy.delta
-    wanted = parse_view(finished_run.experiment.privacy.view, labels=training_run.topology.names)
-    for name, victim in audited_views(finished_run.privacy, wanted) or [("everyone", 0)]:
+    for name, victim in _audited(finished_run):
         try:
             rounds = _affordable_rounds(finished_run, name, victim)
             bounds = audit(
@@ -210,8 +241,15 @@ def audit_gradients(
             refused.append(f"{name}: {refusal}")
             continue
         claims = claims_about(finished_run.privacy, name, victim)
-        found.append(ClaimCheck(canaries="gradients", audit=bounds, claims=claims, rounds=rounds))
+        found.append(ClaimCheck(canaries="gradients", audit=bounds, claims=claims, rounds=rounds, view=name))
     return found, refused
+
+
+def _audited(finished_run: FinishedRun) -> list[tuple[str, int]]:
+    """Views with a victim each: those with claims, or everyone where there is none."""
+    names = finished_run.training_run.topology.names
+    wanted = parse_view(finished_run.experiment.privacy.view, labels=names)
+    return audited_views(finished_run.privacy, wanted) or [("everyone", 0)]
 
 
 def _affordable_rounds(finished_run: FinishedRun, name: str, victim: int) -> int:

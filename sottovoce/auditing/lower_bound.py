@@ -46,7 +46,8 @@ class Audit:
     - `epsilon`: it is not (epsilon', delta)-DP for any smaller epsilon'; no shape of the loss is assumed.
 
     With many runs both hold together; with one run each holds with this confidence. `highest` is the upper end of the
-    interval for what *this attack* achieves, at the same confidence; about the mechanism it says nothing.
+    interval for what *this attack* achieves, at the same confidence; about the mechanism it says nothing. `traced` is
+    the mu of this very canary by the traced system, exactly; None where it was not computed.
 
     >>> found = Audit(mu=0.9, epsilon=1.2, delta=1e-5, confidence=0.95, method="many runs",
     ...               counts=Rates(without=1000, false_alarms=300, with_canary=1000, misses=310))
@@ -62,6 +63,7 @@ class Audit:
     counts: Rates | Guesses
     threshold: float | None = None
     highest: float = math.inf
+    traced: float | None = None
     view: str | None = None
     victim: int | None = None
 

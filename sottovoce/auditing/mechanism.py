@@ -16,6 +16,7 @@ Shapes: R observations, T gradient rounds, K columns of one repetition, N repeti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -108,7 +109,7 @@ def audit(
             confidence=confidence,
             seed=seed,
         )
-    return replace(found, victim=victim, view=str(observation.view))
+    return replace(found, victim=victim, view=str(observation.view), traced=_traced(white, shape, observation))
 
 
 # --- runs ----------------------------------------------------------------------------------------------------------
@@ -222,6 +223,13 @@ def _likelihood_ratio(white: routes.Whitened, canary_TK: Array) -> Ratio:
         return Ratio(bare, float(np.sum(bare**2)) / 2)
     signal = np.einsum("mt,tk->mk", white.signal_KTV[:, :, 0], canary_TK)
     return Ratio(white.matrix_KR.T @ signal, float(np.sum(signal**2)) / 2)
+
+
+def _traced(white: routes.Whitened, canary_TK: Array, observation: Observation) -> float | None:
+    """mu of the canary itself; None where a part of it lies in noise that is too small to be told from none."""
+    if not white.uncovered_V[0]:
+        return math.sqrt(2 * _likelihood_ratio(white, canary_TK).threshold)
+    return None if any(len(step.noise_columns) for step in observation.steps) else math.inf
 
 
 def _trained(trial: CanaryTrial, delta: float, confidence: float) -> Audit:

@@ -34,7 +34,7 @@ app = typer.Typer(
 
 COMMANDS = {
     "attack": "attack",
-    "audit": "attack",
+    "audit": "audit",
     "compare": "compare",
     "report": "compare",
     "demo": "demo",

@@ -1,4 +1,4 @@
-"""`sotto attack` and `sotto audit`: what an adversary gets out of a finished run, and its guarantees checked."""
+"""`sotto attack`: what an adversary gets out of a finished run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,8 +17,8 @@ from sottovoce.attacks.registry import (
 )
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Code, Json, Yes, offering
-from sottovoce.cli.output import answer, print_note, progress, show_elapsed, show_findings
-from sottovoce.errors import InputError, Unaccountable
+from sottovoce.cli.output import answer, print_note, progress, show_elapsed
+from sottovoce.errors import InputError
 
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of data sets; default: SOTTOVOCE_DATA.")]
 Attacker = Annotated[
@@ -111,69 +111,3 @@ def _draw(result: AttackResult, picture: Path) -> None:
 
     assert isinstance(result, PictureResult)
     write_text(picture, gallery(result.pictures(), result.picture_shape))
-
-
-@app.command()
-def audit(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    runs: Annotated[int, typer.Option(min=0, help="Number of reruns with input canaries; 0 for none.")] = 8,
-    attacker: Annotated[
-        str | None, typer.Option(help="Node that receives from the victim of input canaries, by number or name.")
-    ] = None,
-    repetitions: Annotated[
-        int, typer.Option(min=100, help="Repetitions of the mechanism with gradient canaries.")
-    ] = 10_000,
-    confidence: Annotated[float, typer.Option(help="Confidence of each lower bound.")] = 0.999,
-    seed: Seed = 0,
-    jobs: Jobs = None,
-    data: Data = None,
-    code: Code = None,
-    yes: Yes = False,
-    as_json: Json = False,
-) -> None:
-    """Compare the guarantees of a finished run with lower bounds from attacks; exit code 1 if one is exceeded.
-
-    First all guarantees are computed again from the settings. If the folder contradicts itself, that is printed
-    first, as a finding, with exit code 1.
-
-    Example: sotto audit runs/digits --runs 4
-    """
-    from sottovoce.auditing.canaries import audit_inputs
-    from sottovoce.auditing.claim_checks import RunAudit, audit_gradients
-    from sottovoce.privacy import views
-    from sottovoce.report.contradictions import contradictions_in
-    from sottovoce.report.page import write_page_of
-    from sottovoce.run.claim_recomputation import unlike_settings
-    from sottovoce.run.finished_run import open_run
-    from sottovoce.run.layout import RunFiles
-    from sottovoce.run.run_documents import read_runs
-
-    with show_elapsed("opening"):
-        finished_run = open_run(run, data)
-    listener = None if attacker is None else finished_run.node(attacker)
-    if listener is not None:
-        views.node(listener).check(finished_run.training_run.topology.n)
-    with show_elapsed("guarantees"):
-        findings = contradictions_in(read_runs([run])[0]) or unlike_settings(finished_run)
-    with show_elapsed("gradient canaries"):
-        checks, refused = audit_gradients(finished_run, repetitions=repetitions, confidence=confidence, seed=seed)
-    try:
-        with progress("reruns") as tell:
-            if runs:
-                checks.append(
-                    audit_inputs(
-                        finished_run, runs=runs, attacker=listener, confidence=confidence, seed=seed, jobs=jobs,
-                        progress=tell, note=print_note,
-                    )
-                )  # fmt: skip
-    except Unaccountable as refusal:
-        refused.append(str(refusal))
-    found = RunAudit(tuple(checks), tuple(refused), tuple(findings))
-    document = {"run": str(run), **found.document()}
-    files = RunFiles(run)
-    files.write_document(files.audit, document)
-    write_page_of(run, again=True)
-    show_findings(found.findings, as_json)
-    answer(document, as_json, found.table(), *found.notes())
-    if not found.consistent:
-        raise typer.Exit(1)

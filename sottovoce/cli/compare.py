@@ -159,7 +159,7 @@ def _findings(run: "RunDocuments", data: Path | None, as_json: bool) -> list[str
 
     found = contradictions_in(run)
     if not found:
-        from sottovoce.run.claim_recomputation import stored_headline_unlike_settings  # loads torch
+        from sottovoce.run.stated_guarantees import stored_headline_unlike_settings  # loads torch
 
         try:
             found = stored_headline_unlike_settings(run.folder, run.experiment, data)

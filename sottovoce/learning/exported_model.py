@@ -164,7 +164,7 @@ def write_exported_model(
 def read_exported_model(folder: str | Path) -> ExportedModel:
     """The model that `sotto export` wrote into a folder, to predict with."""
     place = Path(folder)
-    described = _description(place / DESCRIPTION)
+    described = read_description(place / DESCRIPTION)
     if described["columns"] is None:
         raise InputError(
             f"{place}: a model of {described['data']}", "sotto predict reads tables, and this model has no columns",
@@ -182,11 +182,12 @@ def read_exported_model(folder: str | Path) -> ExportedModel:
     return ExportedModel(built, _parameters(place / PARAMETERS, built), columns)
 
 
-def _description(path: Path) -> Document:
+def read_description(path: Path) -> Document:
+    """What `model.json` of an export says."""
     with explaining(path, RULE, REMEDY):
         content = read_bytes(path)
     try:
-        found = parse_json(content) if len(content) <= LARGEST_DESCRIPTION else None
+        found = parse_json(content, unique_keys=True) if len(content) <= LARGEST_DESCRIPTION else None
     except ValueError:
         found = None
     problem = "it is not JSON, or too long" if found is None else problem_in(found, DESCRIPTION)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+from sottovoce.auditing.shown_fields import FolderCheck, Source, as_read
 from sottovoce.errors import InputError
-from sottovoce.report.rounding import rounded
-from sottovoce.run.claim_consistency import contradictions, result_contradictions
-from sottovoce.run.layout import RunFiles
+from sottovoce.report.page import document, page
+from sottovoce.report.plain_words import NOBODY_NAMED
+from sottovoce.run.layout import PAGE, RunFiles
 from sottovoce.run.run_documents import RunDocuments
+from sottovoce.run.stated_guarantees import contradictions, result_contradictions
 from sottovoce.support.regular_files import read_bytes
 from sottovoce.support.text import parse_json
 
-DATA = re.compile(rb'<script id="data" type="application/json">(.*?)</script>', re.DOTALL)
+DATA = re.compile(r'<script id="data" type="application/json">(.*?)</script>', re.DOTALL)
 
 
 def contradictions_in(run: RunDocuments) -> list[str]:
@@ -20,22 +25,33 @@ def contradictions_in(run: RunDocuments) -> list[str]:
     return [
         *contradictions(run.experiment, run.privacy),
         *result_contradictions(run.experiment, run.privacy, run.result, run.lines),
-        *_on_page(run),
+        *check_page(run).findings,
     ]
 
 
-def _on_page(run: RunDocuments) -> list[str]:
-    """The headline that the run's own page shows, if it has one, against that of `privacy.json`."""
+def check_page(run: RunDocuments) -> FolderCheck:
+    """The run's own page, if it has one: whether it is what would be written about its files today."""
+    found = FolderCheck()
     try:
-        content = read_bytes(RunFiles(run.folder).page)
+        text = read_bytes(RunFiles(run.folder).page).decode()
     except FileNotFoundError:
-        return []
-    except (OSError, InputError):
-        return ["report.html: it is not a file that can be read"]
-    headline = run.privacy.headline
-    stated = None if headline is None else rounded(headline.epsilon)
+        return found
+    except (OSError, InputError, UnicodeDecodeError):
+        found.findings.append(f"{PAGE.name}: it is not a file that can be read")
+        return found
     try:
-        shown = [one["epsilon"] for one in parse_json(DATA.findall(content)[0])["runs"]]
+        stated = parse_json(DATA.findall(text)[0], unique_keys=True)
+        about, title = _with_words_of(run, stated["runs"][0]), str(stated["title"])
     except (ValueError, LookupError, TypeError):
-        return ["report.html: it is not a page of a run"]
-    return [] if shown == [stated] else [f"report.html: it shows epsilon {shown}, and privacy.json has {stated}"]
+        found.findings.append(f"{PAGE.name}: it is not a page of a run")
+        return found
+    found.compare(PAGE.name, stated, {Source.COPY: as_read({"left_out": 0, **document([about], title)})}, {})
+    if DATA.sub("", text) != DATA.sub("", page([about], title)):
+        found.findings.append(f"{PAGE.name}: its text or its scripts are not those of a page that sotto writes")
+    return found
+
+
+def _with_words_of(run: RunDocuments, stated: Any) -> RunDocuments:
+    """The run, where its page says that it lies, and with the contact that the page names."""
+    there, (_, answers) = replace(run, folder=Path(stated["folder"])), stated["plain"]["questions"][-1]
+    return there if answers[0].startswith(NOBODY_NAMED) else there.with_contact(str(answers[0]))

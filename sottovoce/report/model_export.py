@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
+from sottovoce.auditing.shown_fields import (
+    EXPORTED,
+    EXPORTED_CARD,
+    EXPORTED_PARAMETERS,
+    EXPORTED_STATE,
+    MEASURED_TOLERANCE,
+    FolderCheck,
+    Source,
+    as_read,
+)
 from sottovoce.errors import InputError
-from sottovoce.learning.exported_model import CARD, DESCRIPTION, PARAMETERS, STATE_DICT, write_exported_model
+from sottovoce.learning.exported_model import (
+    CARD,
+    DESCRIPTION,
+    FORMAT,
+    PARAMETERS,
+    STATE_DICT,
+    read_description,
+    write_exported_model,
+)
 from sottovoce.report.model_card import model_card
 from sottovoce.run.final_model import FinalModel, open_final_model
+from sottovoce.run.finished_run import FinishedRun
 from sottovoce.run.layout import EXPORT
 from sottovoce.support.config import Document
-from sottovoce.support.files import check_folder, explaining, new_folder
+from sottovoce.support.files import check_folder, check_no_link, explaining, new_folder
 from sottovoce.support.json_numbers import to_json
+from sottovoce.support.regular_files import read_bytes
 
 
 @dataclass(frozen=True)
@@ -87,3 +112,43 @@ def _description(found: FinalModel) -> Document:
             "delta": privacy.delta, "adjacency": privacy.adjacency,
         },
     }  # fmt: skip
+
+
+def check_export(run: FinishedRun) -> FolderCheck:
+    """The model that was exported into the run's folder, if there is one: whether it is the run's, and its card too."""
+    check, place = FolderCheck(), run.folder / EXPORT.name
+    if not check_no_link(place).exists():
+        return check
+    try:
+        stated = read_description(place / DESCRIPTION)
+        found = open_final_model(run.folder, node=stated["node"], data=run.data, uncovered=True)
+        card = read_bytes(place / CARD).decode()
+        stored = {
+            EXPORTED_PARAMETERS: safetensors.torch.load(read_bytes(place / PARAMETERS)),
+            EXPORTED_STATE: torch.load(io.BytesIO(read_bytes(place / STATE_DICT)), weights_only=True),
+        }
+    except (InputError, OSError, ValueError, KeyError, RuntimeError, pickle.UnpicklingError, SafetensorError) as error:
+        check.findings.append(f"{EXPORT.name}: it is not a model of this run: {error}")
+        return check
+    given = as_read({"format": FORMAT, **_description(found)})
+    check.compare(EXPORTED, stated, {Source.COPY: given}, {})
+    if card != model_card(found):
+        check.findings.append(f"{EXPORTED_CARD}: it is not the card that belongs to this run")
+    for name, parameters in stored.items():
+        if not _same_parameters(parameters, _state_dict(found)):
+            check.findings.append(f"{name}: its parameters are not those of the models in checkpoint.npz")
+    for path in sorted(place.iterdir()):
+        if path.name not in (CARD, DESCRIPTION, PARAMETERS, STATE_DICT):
+            check.leave_out(f"{EXPORT.name}/{path.name}", (), "it is not compared with anything")
+    return check
+
+
+def _same_parameters(stored: object, given: dict[str, Tensor]) -> bool:
+    if not isinstance(stored, dict) or stored.keys() != given.keys():
+        return False
+    pairs = [(stored[name], value) for name, value in given.items()]
+    return all(
+        isinstance(one, Tensor) and (one.shape, one.dtype) == (other.shape, other.dtype)
+        and torch.allclose(one, other, rtol=MEASURED_TOLERANCE, atol=1e-9)
+        for one, other in pairs
+    )  # fmt: skip

@@ -20,8 +20,6 @@ from sottovoce.privacy.covering_views import NAMED_ONLY, Coverage, shares_secret
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.sampled_batches import sampled_figure
 from sottovoce.privacy.views import View, everyone, parse_view, with_final_models
-from sottovoce.run.claim_consistency import contradictions
-from sottovoce.run.claim_recomputation import stored_figures_unlike_settings
 from sottovoce.run.fingerprint import public_fingerprint
 from sottovoce.run.finished_run import accountant_of
 from sottovoce.run.layout import RunFiles
@@ -29,6 +27,7 @@ from sottovoce.run.noise_key_file import noise_check
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant, published_models
 from sottovoce.run.run_documents import damaged_run
+from sottovoce.run.stated_guarantees import contradictions, stored_figures_unlike_settings
 from sottovoce.support.config import Experiment, parse_experiment
 from sottovoce.support.json_numbers import JSON, to_json
 from sottovoce.support.threads import one_thread

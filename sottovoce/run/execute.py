@@ -39,8 +39,6 @@ from sottovoce.errors import InputError
 from sottovoce.privacy.composition import Loss
 from sottovoce.run.build import build_accountant, forget_data, with_table_facts
 from sottovoce.run.checkpoint import Action, Checkpoint, CheckpointSchedule, load, save
-from sottovoce.run.claim_consistency import contradictions, result_contradictions
-from sottovoce.run.claim_recomputation import headline_unlike_settings
 from sottovoce.run.fingerprint import (
     check_own_code,
     check_versions,
@@ -68,6 +66,7 @@ from sottovoce.run.run_ledger import (
     run_identity,
 )
 from sottovoce.run.simulation import measured_rounds
+from sottovoce.run.stated_guarantees import contradictions, headline_unlike_settings, result_contradictions
 from sottovoce.run.training_run import RoundCallback, RunState, TrainingRun, call_all
 from sottovoce.support.config import Document, Experiment, first_difference, parse_experiment
 from sottovoce.support.files import open_to_append, sweep_parts, write

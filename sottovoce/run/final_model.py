@@ -16,11 +16,11 @@ from sottovoce.core.final_models import FinalModels
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.views import node_number
 from sottovoce.run.checkpoint import load
-from sottovoce.run.claim_recomputation import headline_unlike_settings
 from sottovoce.run.finished_run import accountant_of
 from sottovoce.run.layout import MEMBER_MODEL, REMEDY, RULE, RunFiles, read_private_facts
 from sottovoce.run.metrics import average_model
 from sottovoce.run.run_documents import RunDocuments, read_runs
+from sottovoce.run.stated_guarantees import headline_unlike_settings
 from sottovoce.run.training_run import TrainingRun
 from sottovoce.support.files import explaining, read_npz
 

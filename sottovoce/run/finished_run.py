@@ -38,7 +38,8 @@ class FinishedRun:
     """A run's folder and all that follows from its settings. `data` is the folder of data sets, where one is named.
 
     `stored_privacy` is what `privacy.json` says; `fingerprint` is that of the run with its data, and private. Noise and
-    batches are those of the run if the folder still `has_key`, and others if the key was taken out.
+    batches are those of the run if the folder still `has_key`, and others if the key was taken out. `foreign` says
+    which files are not of the run that its settings build; `open_run` gives no run that has any.
     """
 
     folder: Path
@@ -49,6 +50,7 @@ class FinishedRun:
     stored_privacy: Document
     fingerprint: str
     has_key: bool
+    foreign: tuple[InputError, ...] = ()
 
     @cached_property
     def privacy(self) -> PrivacyDocument:
@@ -84,6 +86,14 @@ def open_run(folder: Path, data: Path | None = None, *, own: bool = False) -> Fi
     Files that its settings name are opened only if the settings are known to be the user's `own`; else they are looked
     for in the folder `data`.
     """
+    found = open_doubted_run(folder, data, own=own)
+    for problem in found.foreign:
+        raise problem
+    return found
+
+
+def open_doubted_run(folder: Path, data: Path | None = None, *, own: bool = False) -> FinishedRun:
+    """The same, whatever its files say: what does not fit its settings is in `foreign`."""
     files = RunFiles(folder)
     settings = files.document(files.config) if folder.is_dir() else None
     if settings is None:
@@ -94,15 +104,29 @@ def open_run(folder: Path, data: Path | None = None, *, own: bool = False) -> Fi
     privacy = files.document(files.privacy)
     has_key = files.noise_key.exists()
     training_run = build_run(buildable(experiment, data, own=own), data, recorded_graph(files, experiment))
-    check_own_code(privacy or {}, experiment, folder)
     digest = fingerprint(experiment, training_run)
-    load(files.checkpoint, training_run, digest)
-    if privacy is None or privacy.get("fingerprint") != public_fingerprint(experiment, training_run):
+    foreign = []
+    for check in (
+        lambda: check_own_code(privacy or {}, experiment, folder),
+        lambda: load(files.checkpoint, training_run, digest),
+        lambda: _check_public(files, privacy, public_fingerprint(experiment, training_run)),
+        lambda: read_noise_key(files, experiment, digest) if has_key else None,
+    ):
+        try:
+            check()
+        except InputError as problem:
+            foreign.append(problem)
+    if has_key and not foreign:
+        training_run = training_run.keyed(read_noise_key(files, experiment, digest))
+    return FinishedRun(
+        folder, data, own, experiment, training_run, privacy or {}, digest, has_key and not foreign, tuple(foreign)
+    )
+
+
+def _check_public(files: RunFiles, privacy: Document | None, public: str) -> None:
+    if privacy is None or privacy["fingerprint"] != public:
         what = "not there" if privacy is None else "of another run"
         raise InputError(f"{files.privacy}: {what}", "it holds the guarantees of the run", "run again")
-    if has_key:
-        training_run = training_run.keyed(read_noise_key(files, experiment, digest))
-    return FinishedRun(folder, data, own, experiment, training_run, privacy, digest, has_key)
 
 
 def accountant_of(files: RunFiles, experiment: Experiment, data: Path | None) -> RunAccountant:

@@ -183,13 +183,14 @@ _fitting: set[tuple[str, bytes]] = set()
 
 def _parsed(content: bytes, path: Path, name: str, where: str = "") -> Document:
     """A document; settings have a schema of their own kind, and are checked by `parse_experiment`."""
+    fits = _seen(name, content) in _fitting
     try:
-        found = parse_json(content, parse_constant=_not_finite)
+        found = parse_json(content, parse_constant=_not_finite, unique_keys=not fits)
     except ValueError:
-        raise _damaged(path, f"{where}it is not JSON") from None
+        raise _damaged(path, f"{where}it is not JSON, or has a key twice") from None
     if not isinstance(found, dict):
         raise _damaged(path, f"{where}it is no document")
-    if name != CONFIG.name and _seen(name, content) not in _fitting:
+    if name != CONFIG.name and not fits:
         problem = problem_in(found, name)
         if problem is not None:
             raise _damaged(path, f"{where}{problem}")

@@ -74,7 +74,11 @@ def metric_of(line: Document) -> str:
 
 def read_runs(paths: Iterable[Path]) -> list[RunDocuments]:
     """The runs in some folders, each a run's own or that of a sweep; all must be measured by the same metric."""
-    found = [_read(folder) for folder in dict.fromkeys(folder for path in paths for folder in _runs_in(path))]
+    found = [
+        read_doubted_run(folder) for folder in dict.fromkeys(folder for path in paths for folder in _runs_in(path))
+    ]
+    for one in found:
+        _check_lines(one)
     if not found:
         raise InputError("no run", "at least one run is needed", "give runs/NAME of sotto run")
     other = next((one for one in found if one.metric != found[0].metric), None)
@@ -127,7 +131,8 @@ def _natural_order(path: Path) -> list[tuple[float, str]]:
     return [(float(part), "") if part[:1].isdigit() else (math.inf, part) for part in parts]
 
 
-def _read(folder: Path) -> RunDocuments:
+def read_doubted_run(folder: Path) -> RunDocuments:
+    """One run, whatever its lines of metrics are."""
     files = RunFiles(folder)
     result, privacy = files.document(files.result), files.document(files.privacy)
     if result is None or privacy is None:
@@ -135,22 +140,21 @@ def _read(folder: Path) -> RunDocuments:
     experiment = parse_experiment(files.document(files.config) or {}, str(files.config))
     lines = files.lines()
     attacks, audit = (files.document(path) or {} for path in (files.attack, files.audit))
-    _check_lines(files, lines, experiment.training.rounds)
     graph = recorded_graph(files, experiment)
     stated, baselines = PrivacyDocument.read(privacy), files.document(files.baselines)
     return RunDocuments(folder, experiment, stated, result, lines, attacks, audit, graph, baselines)
 
 
-def _check_lines(files: RunFiles, lines: Sequence[Document], rounds: int) -> None:
+def _check_lines(run: RunDocuments) -> None:
     """Refuse lines of metrics that are not of one metric, or not in the order of a run's rounds up to its end."""
-    measured = [line["round"] for line in lines]
-    metrics = [[metric for metric in METRICS if metric in line] for line in lines]
+    measured, rounds = [line["round"] for line in run.lines], run.experiment.training.rounds
+    metrics = [[metric for metric in METRICS if metric in line] for line in run.lines]
     if len(metrics[0]) != 1 or any(found != metrics[0] for found in metrics):
-        raise damaged_run(files.folder)
+        raise damaged_run(run.folder)
     if measured[-1] != rounds or any(later <= earlier for earlier, later in pairwise(measured)):
         raise InputError(
-            f"{files.metrics}: rounds {measured[0]} to {measured[-1]}", f"the run has {rounds}, measured one by one",
-            "restore the file, or run it again",
+            f"{RunFiles(run.folder).metrics}: rounds {measured[0]} to {measured[-1]}",
+            f"the run has {rounds}, measured one by one", "restore the file, or run it again",
         )  # fmt: skip
 
 

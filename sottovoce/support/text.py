@@ -41,15 +41,27 @@ def decode_text(content: bytes) -> str:
     return content.decode("utf-8-sig")
 
 
-def parse_json(text: str | bytes, parse_constant: Callable[[str], Any] | None = None) -> Any:
+def parse_json(
+    text: str | bytes, parse_constant: Callable[[str], Any] | None = None, *, unique_keys: bool = False
+) -> Any:
     """A JSON document; whatever is wrong with the text is a `ValueError`, nesting without end too.
 
-    `parse_constant` is asked about NaN and Infinity.
+    `parse_constant` is asked about NaN and Infinity. With `unique_keys` no table may have a key twice, of which readers
+    would see another value each.
     """
     try:
-        return json.loads(text, parse_constant=parse_constant)
+        return json.loads(
+            text, parse_constant=parse_constant, object_pairs_hook=_with_unique_keys if unique_keys else None
+        )
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _with_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key twice")
+    return found
 
 
 def json_text(document: Any) -> str:

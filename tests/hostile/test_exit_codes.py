@@ -175,7 +175,7 @@ def test_the_page_lists_these_kinds():
     table = PAGE.partition("| what happened | exit code |")[2].partition("\n\n")[0]
     listed = {name: int(code) for name, code in re.findall(r"^\| (.+) \| (\d+) \|$", table, flags=re.MULTILINE)}
     own = {name: code for name, (code, *_) in CASES.items()} | {name: code for name, (_, code, _) in STREAMS.items()}
-    own["an audit refutes a claim"] = 1  # tests/auditing
+    own["an audit refutes a claim"] = 4  # tests/auditing
     own["a run folder contradicts itself"] = 1  # test_run_folders.py
     own["`sotto peer check`"] = 1  # tests/federation/test_checking.py
     own["a member cannot listen at its address"] = 1  # tests/federation/test_grpc_links.py
@@ -195,7 +195,7 @@ INSIDE = {"Refused", "StreamEnded", "SumFailed", "Killed", "Singular", "_Ended"}
 EXITS = {
     "cli/compare.py": ["Exit", "Exit"],
     "cli/peer.py": ["Exit"],
-    "cli/attack.py": ["Exit"],
+    "cli/audit.py": ["Exit", "Exit"],
     "cli/app.py": ["Exit", "exit"],
     "cli/run.py": ["_exit", "SystemExit", "SystemExit"],
     "support/processes.py": ["_exit", "_exit"],

@@ -1,22 +1,34 @@
-"""Whether the files of a run contradict each other: every figure against every other that it follows from.
+"""Whether what the files of a run state is what its settings give.
 
-Nothing is computed anew but epsilon from mu, so this needs neither data nor torch. `claim_recomputation` asks whether
-the figures are those of the settings.
+`contradictions` compares every figure with those that it follows from: it needs neither data nor torch. The functions
+below it compute guarantees anew, by the code that made them: they follow from settings, the graph and the number of
+rows of each node, so the same version gives the same ones.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sottovoce.privacy.gaussian_dp import epsilon_of, is_epsilon_of
 from sottovoce.privacy.guarantee import Kind, PrivacyFigure
+from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import EarlierEnd, PrivacyDocument, StoredView
 from sottovoce.support.config import Document, Experiment
-from sottovoce.support.json_numbers import from_json
+from sottovoce.support.json_numbers import JSON, from_json, to_json
+from sottovoce.support.text import parse_json
+
+if TYPE_CHECKING:
+    from sottovoce.run.run_accountant import RunAccountant
 
 RELATIVE_TOLERANCE = 1e-9
 """Figures that lie closer together are the same: another machine may round differently."""
+
+LISTED = 5
+"""Of so many differences each is named; the rest is counted."""
 
 
 def agree(one: float, other: float) -> bool:
@@ -36,7 +48,7 @@ def contradictions(experiment: Experiment, privacy: PrivacyDocument) -> list[str
 def result_contradictions(
     experiment: Experiment, privacy: PrivacyDocument, result: Document, lines: Sequence[Document]
 ) -> list[str]:
-    """What in `result.json` contradicts `privacy.json`, the settings or the last line of metrics."""
+    """What in `result.json` and in lines of metrics contradicts `privacy.json`, the settings or the last line."""
     headline = None if result["headline"] is None else PrivacyFigure.read(result["headline"])
     pairs = {
         "name": (result["name"], experiment.name),
@@ -50,11 +62,22 @@ def result_contradictions(
         "headline": (_shown(headline), _shown(privacy.headline)),
         "metrics": (result["metrics"], lines[-1]),
     }
-    return [
+    found = [
         f"result.json: {key} is {mine}, but the run's other files say {theirs}"
         for key, (mine, theirs) in pairs.items()
         if mine != theirs
     ]
+    return found + [
+        f"metrics.jsonl: epsilon after round {line['round']} is {line['epsilon']}, but privacy.json gives {given}"
+        for line in lines
+        if line["epsilon"] != (given := epsilon_in_line(privacy, line["round"]))
+    ]
+
+
+def epsilon_in_line(privacy: PrivacyDocument, round: int) -> Document | None:
+    """What a line of metrics says of epsilon: what has been spent by then, and what will have been at the end."""
+    spent, planned = (privacy.epsilon_after(at) for at in (round, privacy.rounds))
+    return None if spent is None else {"spent": to_json(spent), "planned": to_json(planned)}
 
 
 def _shown(figure: PrivacyFigure | None) -> str:
@@ -151,7 +174,59 @@ def first_differences(stated: object, given: object, place: str = "") -> Iterato
 
 def _same(one: object, other: object) -> bool:
     if isinstance(one, bool) or isinstance(other, bool) or not isinstance(one, int | float | str):
-        return one == other
+        return type(one) is type(other) and one == other
     if isinstance(one, str) or not isinstance(other, int | float):
         return one == other
     return agree(from_json(one), from_json(other))
+
+
+# --- computed anew ---------------------------------------------------------------------------------------------------
+
+
+def headline_unlike_settings(stated: Document, accountant: RunAccountant, experiment: Experiment) -> list[str]:
+    """Where the headline of `privacy.json`, and what belongs to it, differs from what the settings give."""
+    from sottovoce.run.privacy_report import report_wanted
+
+    alone = experiment.model_copy(update={"privacy": experiment.privacy.model_copy(update={"attackers": "none"})})
+    return _differences(stated, report_wanted(accountant, alone).summary())
+
+
+def stored_headline_unlike_settings(folder: Path, experiment: Experiment, data: Path | None) -> list[str]:
+    """The same for a run's folder, of which only files that may be handed on are read."""
+    from sottovoce.run.fingerprint import public_fingerprint
+    from sottovoce.run.finished_run import accountant_of
+
+    files = RunFiles(folder)
+    accountant = accountant_of(files, experiment, data)
+    stated = files.document(files.privacy) or {}
+    found = headline_unlike_settings(stated, accountant, experiment)
+    if stated.get("fingerprint") != public_fingerprint(experiment, accountant.training_run):
+        found.append("privacy.json: its fingerprint is not that of these settings, this graph and this version")
+    return found
+
+
+def stored_figures_unlike_settings(folder: Path, experiment: Experiment, data: Path | None) -> list[str]:
+    """Where any figure of a run's folder, finished or not, differs from what its settings and its graph give."""
+    from sottovoce.run.finished_run import accountant_of
+    from sottovoce.run.privacy_report import report_wanted
+
+    files = RunFiles(folder)
+    accountant = accountant_of(files, experiment, data)
+    return _differences(files.document(files.privacy) or {}, report_wanted(accountant, experiment).document())
+
+
+def _differences(stated: Document, given: dict[str, JSON]) -> list[str]:
+    as_read = parse_json(json.dumps(given))
+    compared = {key: value for key, value in stated.items() if key in as_read}
+    return listed(
+        [
+            f"privacy.json: {place} is {one!r}, but the settings give {other!r}"
+            for place, one, other in first_differences(compared, as_read)
+        ]
+    )
+
+
+def listed(sentences: list[str]) -> list[str]:
+    """The first of many sentences, and how many more there are."""
+    rest = len(sentences) - LISTED
+    return sentences if rest <= 0 else [*sentences[:LISTED], f"{rest} more differ"]

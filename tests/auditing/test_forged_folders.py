@@ -1,0 +1,264 @@
+"""Folders whose files were edited: every number is computed again, or the audit lists it as not checked."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sottovoce.auditing.shown_fields import SHOWN, shown_table
+from sottovoce.run.layout import FILES, Audience
+
+SETTINGS = """
+name = "sent"
+noise_key = "5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a"
+data = {rows = 24}
+topology = {graph = "ring:4"}
+training = {rounds = 4, batch = "cycle:2x2", clip = "per-example", bound = 1.0}
+algorithm = {sigma = 1.0, step_size = 0.5}
+privacy = {attackers = "all"}
+metrics = {every = 1, test_rows = 20}
+record = {attackers = [0], every = 2}
+"""
+AUDIT = "audit {} --runs 0 --repetitions 100"
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory):
+    """A finished run that has every file that anything is shown from."""
+    from sottovoce.cli import main
+
+    place = tmp_path_factory.mktemp("complete")
+    (place / "sent.toml").write_text(SETTINGS)
+    lines = ("run {}.toml --out {}/.. --baselines", "attack {} --samples 20", "export {}", AUDIT)
+    with pytest.MonkeyPatch.context() as patch:
+        for line in lines:
+            patch.setattr("sys.argv", ["sotto", "--quiet", *line.replace("{}", str(place / "sent")).split()])
+            with pytest.raises(SystemExit) as stop:
+                main()
+            assert not stop.value.code, line
+    return place / "sent"
+
+
+@pytest.fixture
+def sent(complete, tmp_path):
+    return Path(shutil.copytree(complete, tmp_path / "sent"))
+
+
+def numbers_in(document, path=()):
+    """The place of every number of a document."""
+    if isinstance(document, dict | list):
+        parts = document.items() if isinstance(document, dict) else enumerate(document)
+        for key, value in parts:
+            yield from numbers_in(value, (*path, key))
+    elif isinstance(document, int | float) and not isinstance(document, bool):
+        yield path
+
+
+def with_value(document, path, value):
+    out = copy.deepcopy(document)
+    inner = out
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return out
+
+
+def at(document, path):
+    for key in path:
+        document = document[key]
+    return document
+
+
+PAGE_DATA = re.compile(r'(?<=<script id="data" type="application/json">).*?(?=</script>)', re.DOTALL)
+
+
+def read(path):
+    """A file's document: a list of lines for metrics, and what a page carries."""
+    text = path.read_text()
+    if path.suffix == ".html":
+        return json.loads(PAGE_DATA.search(text)[0])
+    return [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
+
+
+def write(path, document):
+    if path.suffix == ".html":
+        text = json.dumps(document)
+        path.write_text(PAGE_DATA.sub(lambda _: text, path.read_text()))
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(line) + "\n" for line in document))
+    else:
+        path.write_text(json.dumps(document))
+
+
+JSON_FILES = (
+    "metrics.jsonl", "result.json", "privacy.json", "baselines.json", "attack.json", "audit.json", "private.json",
+    "config.json", "report.html", "export/model.json",
+)  # fmt: skip
+
+
+def is_listed(not_checked, name, path):
+    """Whether the list of what is not checked has the field, or one that holds it."""
+    keys = [key for key in path if isinstance(key, str)]
+    return any(place in not_checked for place in [name, *(f"{name}: {'.'.join(keys[:n])}" for n in range(1, 9))])
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))])
+@pytest.mark.parametrize("name", JSON_FILES)
+def test_every_number_is_computed_again_or_listed(name, seed, sotto, sent):
+    """A number of every field, another one with every seed; of the page those that depend on the run."""
+    rng, original = random.Random(f"{name} {seed}"), read(sent / name)
+    by_field = {}
+    for path in numbers_in(original):
+        if name != "report.html" or path[0] in ("runs", "series", "left_out"):
+            by_field.setdefault(tuple(key for key in path if isinstance(key, str)), []).append(path)
+    fields = sorted(by_field)
+    for field in fields if len(fields) < 6 else rng.sample(fields, 6):
+        path = rng.choice(by_field[field])
+        value = at(original, path)
+        forged = value + 1 if isinstance(value, int) else value * 0.9 + 0.003
+        write(sent / name, with_value(original, path, forged))
+        code, out, err = sotto(f"{AUDIT.format(sent)} --json")
+        said = out.partition('"audits"')[0] + err
+        if name == "config.json" and code:  # the settings are another run's, so that it is the others that do not fit
+            assert code in (1, 2), (path, err)
+        elif name == "audit.json" and code:  # which is written anew; its page shows what it said before
+            assert (code, "report.html" in said) == (1, True), path
+        elif code:
+            assert (code, f'"{name.partition("/")[0].partition(".")[0]}' in said) == (1, True), (path, err)
+        elif name != "audit.json":
+            assert is_listed(json.loads(out)["not_checked"], name, path), (path, value, forged)
+        write(sent / name, original)
+
+
+def test_figures_that_agree_with_each_other_and_not_with_the_run(sotto, sent):
+    """Every epsilon and accuracy of the metrics edited, the result copied from them, and the page made again."""
+    lines = read(sent / "metrics.jsonl")
+    for line in lines:
+        line["accuracy"] = {key: min(1.0, value + 0.2) for key, value in line["accuracy"].items()}
+        line["epsilon"] = {key: value / 2 for key, value in line["epsilon"].items()}
+    write(sent / "metrics.jsonl", lines)
+    write(sent / "result.json", read(sent / "result.json") | {"metrics": lines[-1]})
+    (sent / "report.html").unlink()
+    sotto(f"report {sent}")
+    code, out, _ = sotto(AUDIT.format(sent))
+    assert code == 1
+    assert "metrics.jsonl: [0].accuracy.mean" in out
+    assert "metrics.jsonl: [1].epsilon.spent" in out
+    assert sotto(f"compare {sent}")[0] == 1
+
+
+def reordered(lines):
+    return [lines[0], lines[2], lines[1], *lines[3:]]
+
+
+LINES = {
+    "one more": lambda lines: [*lines, lines[-1] | {"round": 5}],
+    "the last twice": lambda lines: [*lines, lines[-1]],
+    "one less": lambda lines: [*lines[:2], *lines[3:]],
+    "the first only": lambda lines: lines[:1],
+    "in another order": reordered,
+    "no start": lambda lines: lines[1:],
+}
+
+
+@pytest.mark.parametrize("how", LINES)
+def test_lines_of_metrics_are_those_of_the_rounds(how, sotto, sent):
+    write(sent / "metrics.jsonl", LINES[how](read(sent / "metrics.jsonl")))
+    code, out, _ = sotto(AUDIT.format(sent))
+    assert (code, "Finding: metrics.jsonl: rounds" in out) == (1, True), out
+
+
+TYPES = {
+    "true for 1": ("result.json", '"seed": 0', '"seed": false'),
+    "text for a number": ("metrics.jsonl", '"consensus": 0.0', '"consensus": "0.0"'),
+    "a key twice": ("result.json", '"seed": 0', '"seed": 1, "seed": 0'),
+    "a key twice in a line": ("metrics.jsonl", '{"round": 0', '{"round": 3, "round": 0'),
+    "not a number": ("metrics.jsonl", '"consensus": 0.0', '"consensus": NaN'),
+    "a key twice in the settings": ("config.json", '"seed": 0', '"seed": 1, "seed": 0'),
+}
+
+
+@pytest.mark.parametrize("how", TYPES)
+def test_values_of_another_type_are_refused_by_name(how, sotto, sent):
+    name, before, after = TYPES[how]
+    text = (sent / name).read_text()
+    assert before in text
+    (sent / name).write_text(text.replace(before, after, 1))
+    for command in (AUDIT, "compare {}"):
+        code, _, err = sotto(command.format(sent))
+        assert (code, name in err) == (2, True), err
+
+
+def test_a_page_with_another_script_is_no_page_of_the_run(sotto, sent):
+    page = sent / "report.html"
+    page.write_text(page.read_text().replace("const data = JSON.parse(", "const data = forge(", 1))
+    code, out, _ = sotto(AUDIT.format(sent))
+    assert (code, "report.html: its text or its scripts" in out) == (1, True)
+
+
+def test_pages_with_a_contact_or_a_title_and_moved_folders_are_what_they_were(sotto, sent, tmp_path):
+    sotto(f"report {sent} --contact", "Dr. Hill, 555")
+    moved = shutil.move(sent, tmp_path / "elsewhere")
+    assert sotto(AUDIT.format(moved))[0] == 0
+    sotto(f"compare {moved} --title", "Another title")
+    assert sotto(AUDIT.format(moved))[0] == 0
+
+
+def test_an_export_is_the_model_of_the_run(sotto, sent):
+    card = sent / "export" / "README.md"
+    card.write_text(card.read_text().replace("epsilon", "epsilon 0.1, not", 1))
+    assert "export/README.md" in sotto(AUDIT.format(sent))[1]
+    shutil.rmtree(sent / "export")
+    sotto(f"export {sent} --node 1")
+    other = (sent / "export" / "model.safetensors").read_bytes()
+    assert sotto(AUDIT.format(sent))[0] == 0
+    shutil.rmtree(sent / "export")
+    sotto(f"export {sent}")
+    (sent / "export" / "model.safetensors").write_bytes(other)
+    code, out, _ = sotto(AUDIT.format(sent))
+    assert (code, "export/model.safetensors" in out) == (1, True)
+
+
+def test_without_its_key_earlier_rounds_are_listed_and_the_last_is_compared(sotto, sent):
+    (sent / "noise.key").unlink()
+    code, out, _ = sotto(f"{AUDIT.format(sent)} --json")
+    listed = json.loads(out)["not_checked"]
+    assert code == 0
+    assert "noise key" in listed["metrics.jsonl: accuracy"]
+    assert "checkpoint.npz: nonfinite" in listed
+    lines = read(sent / "metrics.jsonl")
+    lines[-1]["accuracy"]["average"] += 0.1
+    write(sent / "metrics.jsonl", lines)
+    code, out, _ = sotto(AUDIT.format(sent))
+    assert (code, "metrics.jsonl: [4].accuracy.average" in out) == (1, True)
+
+
+def test_the_checkpoint_of_another_run_is_found(sotto, sent, tmp_path):
+    (tmp_path / "other.toml").write_text(SETTINGS.replace("sent", "other").replace("5a5a", "5b5b"))
+    sotto(f"run {tmp_path}/other.toml --out {tmp_path}")
+    shutil.copy(tmp_path / "other" / "checkpoint.npz", sent / "checkpoint.npz")
+    code, out, _ = sotto(AUDIT.format(sent))
+    assert (code, "checkpoint.npz" in out) == (1, True)
+
+
+def test_what_else_lies_in_a_folder_is_listed(sotto, sent):
+    (sent / "report.pdf").write_bytes(b"%PDF-1.4")
+    code, out, _ = sotto(AUDIT.format(sent))
+    assert (code, "Not checked: report.pdf" in out) == (0, True)
+
+
+def test_every_file_that_may_be_shown_has_a_row():
+    named = {row.file.partition("/")[0] for row in SHOWN}
+    assert {kind.name for kind in FILES if kind.audience is not Audience.PRIVATE} <= named
+
+
+def test_the_docs_have_the_table():
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
+    for file, fields, said in shown_table():
+        assert f"| `{file}` | {fields} | {said} |" in page
