@@ -149,7 +149,7 @@ def test_figures_that_agree_with_each_other_and_not_with_the_run(sotto, sent):
     code, out, _ = sotto(AUDIT.format(sent))
     assert code == 1
     assert "metrics.jsonl: [0].accuracy.mean" in out
-    assert "metrics.jsonl: [1].epsilon.spent" in out
+    assert "metrics.jsonl: [0].epsilon.planned" in out
     assert sotto(f"compare {sent}")[0] == 1
 
 
