@@ -15,10 +15,10 @@ import numpy as np
 
 from sottovoce.attacks.confidence import upper_limit
 from sottovoce.auditing.claim_checks import ClaimCheck
-from sottovoce.auditing.given_settings import epsilon_at_least
 from sottovoce.auditing.lower_bound import Audit, Guesses
 from sottovoce.auditing.one_run import audit_guesses
 from sottovoce.auditing.outside_claims import Judgement, LowerBound, OutsideClaim, attained, judged
+from sottovoce.auditing.sampled_lower_bound import epsilon_at_least
 from sottovoce.auditing.scores import epsilon_of_rates
 from sottovoce.core.adjacency import Adjacency, Change
 from sottovoce.errors import Unaccountable

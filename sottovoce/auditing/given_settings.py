@@ -25,14 +25,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from sottovoce.auditing.sampled_lower_bound import epsilon_at_least
 from sottovoce.errors import InputError
-from sottovoce.privacy.amplification import LEAST, epsilon_of_batches
+from sottovoce.privacy.amplification import epsilon_of_batches
 from sottovoce.privacy.gaussian_dp import epsilon_of
 
 FULL = "full"
-
-FINEST, COARSEST = 1e-5, 1e-4
-"""Losses are told apart so finely at most, when there are a few million of them, and at least."""
 
 
 class Adjacency(StrEnum):
@@ -140,28 +138,6 @@ _UNITS = {
     SigmaUnit.CLIP: "the clipping norm", SigmaUnit.SENSITIVITY: "the sensitivity", SigmaUnit.ABSOLUTE: "the values",
 }  # fmt: skip
 _CHANGES = {Adjacency.ADD_REMOVE: "is there or not", Adjacency.REPLACE: "is replaced by another"}
-
-
-def epsilon_at_least(*, noise: float, share: float, rounds: int, delta: float) -> float:
-    """Epsilon that Gaussian releases on Poisson batches attain: every rounding is downwards; 0 where nothing is known.
-
-    `noise` is for a record that is there or counts as nothing. What the transforms of `dp-accounting` may be wrong by
-    is taken off: delta is raised by 1e-10, and by as much relatively.
-    """
-    from dp_accounting.pld import privacy_loss_distribution
-
-    if not LEAST <= noise < math.inf or delta <= 0:
-        return 0.0
-    one = privacy_loss_distribution.from_gaussian_mechanism(
-        noise, sampling_prob=share, value_discretization_interval=_step(rounds), pessimistic_estimate=False,
-        use_connect_dots=False,
-    )  # fmt: skip
-    return max(0.0, float(one.self_compose(rounds).get_epsilon_for_delta(delta * (1 + 1e-10) + 1e-10)))
-
-
-def _step(rounds: int) -> float:
-    """Losses are rounded down to a multiple of this in every round, which adds up."""
-    return max(FINEST, min(COARSEST, 0.01 / rounds))
 
 
 # --- settings as they are typed --------------------------------------------------------------------------------------

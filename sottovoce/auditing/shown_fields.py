@@ -138,7 +138,11 @@ class FolderCheck:
                 continue
             there = [(source, _at(given[source], place)) for source in row.sources if source in given]
             compared = [(source, other) for source, other in there if other is not _ABSENT]
-            if not compared:
+            longer = [source for source in row.sources if source in given and _is_one_more(given[source], place)]
+            if longer and not compared:
+                more = f"{file}: {_shown(place)} is {value!r}, and {SAID[longer[0]]} has no such entry"
+                found.setdefault(row.keys or keys[:1], []).append(more)
+            elif not compared:
                 why = [missing[source] for source in row.sources if source in missing]
                 self.leave_out(file, row.keys or keys[:1], "; ".join(why) or row.reason or NO_ROW)
             for source, other in compared:
@@ -217,6 +221,18 @@ def _at(document: Any, place: Place) -> object:
         except (KeyError, IndexError, TypeError):
             return _ABSENT
     return document
+
+
+def _is_one_more(document: Any, place: Place) -> bool:
+    """Whether a place is that of an entry beyond the end of a list."""
+    for key in place:
+        if isinstance(document, list):
+            if not isinstance(key, int) or key >= len(document):
+                return True
+        elif not isinstance(document, dict) or key not in document:
+            return False
+        document = document[key]
+    return False
 
 
 def _shown(place: Place) -> str:

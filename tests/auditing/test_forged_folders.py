@@ -149,7 +149,7 @@ def test_figures_that_agree_with_each_other_and_not_with_the_run(sotto, sent):
     code, out, _ = sotto(AUDIT.format(sent))
     assert code == 1
     assert "metrics.jsonl: [0].accuracy.mean" in out
-    assert "metrics.jsonl: [1].epsilon.spent" in out
+    assert "metrics.jsonl: [0].epsilon.planned" in out
     assert sotto(f"compare {sent}")[0] == 1
 
 
@@ -193,6 +193,29 @@ def test_values_of_another_type_are_refused_by_name(how, sotto, sent):
     for command in (AUDIT, "compare {}"):
         code, _, err = sotto(command.format(sent))
         assert (code, name in err) == (2, True), err
+
+
+LONGER = {
+    "a view": ("privacy.json", ("views",)),
+    "a guarantee": ("privacy.json", ("views", 0, "guarantees")),
+    "an assumption": ("privacy.json", ("headline", "assumptions")),
+    "an earlier end": ("privacy.json", ("over_rounds",)),
+    "a class": ("result.json", ("held_out", "by_class")),
+    "a node": ("baselines.json", ("nodes",)),
+    "a run": ("report.html", ("runs",)),
+    "an end": ("report.html", ("runs", 0, "over_rounds")),
+}
+
+
+@pytest.mark.parametrize("less", [False, True])
+@pytest.mark.parametrize("what", LONGER)
+def test_lists_are_as_long_as_they_were(what, less, sotto, sent):
+    name, place = LONGER[what]
+    document = read(sent / name)
+    there = at(document, place)
+    write(sent / name, with_value(document, place, there[:-1] if less else [*there, there[-1]]))
+    code, out, err = sotto(AUDIT.format(sent))
+    assert (code, name in out + err) == (1, True), (out, err)
 
 
 def test_a_page_with_another_script_is_no_page_of_the_run(sotto, sent):
