@@ -40,7 +40,7 @@ bench: $(READY)
 # Before a release: all tests that use torch, with the oldest version that pyproject.toml allows and with the newest there
 # is, one after the other in build/torch. Builds with CUDA take up to 6 GB there.
 ENDS = import tomllib; \
-  torch = next(d for d in tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"] if d.startswith("torch")); \
+  torch = next(d for d in tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["learning"] if d.startswith("torch")); \
   print(torch.split(",")[0].replace(">=", "=="), torch)
 torch-ends:
 	set -e; for torch in $$($(PYTHON) -c '$(ENDS)'); do \

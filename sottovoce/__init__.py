@@ -295,9 +295,18 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"{__name__}.privacy.views")
     for module, exported in (_MODULE_OF | _WITH_TORCH).items():
         if name in exported:
-            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+            return _exported(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     return [*__all__, *(name for names in _WITH_TORCH.values() for name in names), "__version__"]
+
+
+def _exported(module: str, name: str) -> Any:
+    try:
+        return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    except ModuleNotFoundError as error:
+        from sottovoce.support.extras import without_learning
+
+        raise without_learning(error) or error from None

@@ -41,6 +41,37 @@ def test_the_status_of_a_member_does_not_load_torch_or_grpc():
     assert done.returncode == 0, done.stderr
 
 
+WITHOUT_LEARNING = (
+    "import sys; sys.modules.update(dict.fromkeys(('torch', 'sklearn', 'safetensors')))\n"
+    "from sottovoce.cli import main; sys.argv = ['sotto', *{words!r}]; main()"
+)
+
+
+@pytest.mark.parametrize(
+    "line", ["account --graph ring:6 --rounds 5 --view node:0", "calibrate --graph ring:6 --epsilon 1", "graph ring:6"]
+)
+def test_accounts_need_no_torch(line):
+    done = in_new_process(WITHOUT_LEARNING.format(words=line.split()))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("line", ["run recipes/digits.toml", "--verbose demo", "attack runs/none"])
+def test_where_torch_is_missing_one_line_says_what_to_type(line):
+    done = in_new_process(WITHOUT_LEARNING.format(words=line.split()))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].count('pip install "sottovoce[learning]"') == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_where_torch_is_missing_names_say_what_to_type():
+    done = in_new_process(
+        "import sys; sys.modules['torch'] = None\n"
+        "import sottovoce\ntry: sottovoce.simulate\n"
+        "except sottovoce.InputError as error: sys.exit('sottovoce[learning]' not in str(error))"
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def new_sotto(*words):
     return subprocess.run([sys.executable, "-m", "sottovoce", *words], capture_output=True, text=True, check=False)
 

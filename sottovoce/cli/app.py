@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Annotated
 
 import typer
-from typer.exceptions import TyperException
 
 from sottovoce._version import __version__
 from sottovoce.cli.deferred_collection import defer_collection
@@ -22,9 +21,15 @@ from sottovoce.cli.output import narrated, verbosity
 from sottovoce.cli.terminal import close_streams, open_streams, print_line, print_message
 from sottovoce.errors import SottovoceError, file_error, shortened
 from sottovoce.support import processes
+from sottovoce.support.extras import without_learning
 from sottovoce.support.own_code import raised_in_own_code
 from sottovoce.support.processes import Terminated
 from sottovoce.support.threads import begin_with_one_thread
+
+try:
+    from typer import TyperException
+except ImportError:  # older versions of typer raise those of click
+    from click import ClickException as TyperException  # type: ignore[assignment]
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -133,7 +138,7 @@ def _run_command() -> int:
     except (typer.Abort, KeyboardInterrupt):
         code = STOPPED
     except Exception as error:
-        if verbosity.verbose:
+        if verbosity.verbose and without_learning(error) is None:
             raise
         code = fail(*explained(error))
     return code if isinstance(code, int) else 0
@@ -184,9 +189,9 @@ def explained(error: BaseException) -> tuple[str, int]:
     """What went wrong in one line, and the code to exit with."""
     if isinstance(error, SottovoceError):
         return str(error), error.exit_code
-    own = raised_in_own_code(error)
-    if own is not None:
-        return explained(own)
+    known = raised_in_own_code(error) or without_learning(error)
+    if known is not None:
+        return explained(known)
     if isinstance(error, OSError):
         path = "the system" if error.filename is None else os.fsdecode(error.filename)
         return explained(file_error(path, error, "it is read or written here", "check the path"))

@@ -159,9 +159,12 @@ def _findings(run: "RunDocuments", data: Path | None, as_json: bool) -> list[str
 
     found = contradictions_in(run)
     if not found:
-        from sottovoce.run.stated_guarantees import stored_headline_unlike_settings  # loads torch
+        from sottovoce.support.extras import require_extra
 
         try:
+            require_extra("learning", "torch")
+            from sottovoce.run.stated_guarantees import stored_headline_unlike_settings
+
             found = stored_headline_unlike_settings(run.folder, run.experiment, data)
         except InputError as error:
             if not as_json:

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -189,18 +189,22 @@ def _run_one(experiment: "Experiment", how: Execution, baselines: bool) -> None:
         progress(experiment.name, rate=True, first=BEFORE, note=_spent_text(folder)) as tell,
     ):
         from sottovoce.run.execute import run_experiment
+        from sottovoce.run.run_documents import RunDocuments, read_runs
 
         before = _finished([experiment], how.out)
+        ended = list[RunDocuments]()
         with tracked_live(folder, how.trackers, how.out, tell, how.as_json) as after_round:
-            result = run_experiment(
-                experiment, folder, data=how.data, resume=how.resume, progress=after_round, ledger=how.ledger
-            )
+            run_experiment(
+                experiment, folder, data=how.data, resume=how.resume, progress=after_round, ledger=how.ledger,
+                on_end=ended.append,
+            )  # fmt: skip
+        run = ended[0] if ended else read_runs([folder])[0]
         if baselines:
             from sottovoce.run.baselines import write_baselines
             from sottovoce.run.layout import RunFiles
 
-            write_baselines(RunFiles(folder), experiment, how.data)
-    _finish(result, folder, how)
+            run = replace(run, baselines=write_baselines(RunFiles(folder), experiment, how.data))
+    _finish(run, how)
     _note_read(before, how.as_json)
 
 
@@ -255,13 +259,12 @@ def _spent_text(folder: Path) -> Callable[[int], str]:
     return text
 
 
-def _finish(result: "Document", folder: Path, how: Execution) -> None:
+def _finish(run: "RunDocuments", how: Execution) -> None:
     """Write the page of a finished run, and print its result."""
     from sottovoce.report.page import write_page_of
-    from sottovoce.run.run_documents import read_runs
 
-    write_page_of(folder, again=False)
-    answer(result, how.as_json, [] if how.as_json else _facts(result, read_runs([folder])[0]))
+    write_page_of(run, again=False)
+    answer(run.result, how.as_json, [] if how.as_json else _facts(run))
 
 
 def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, how: Execution) -> None:
@@ -272,8 +275,9 @@ def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, 
     unblock_signals()
     from sottovoce.distributed.ranks import join_ranks
     from sottovoce.run.execute import run_experiment
+    from sottovoce.run.run_documents import RunDocuments, read_runs
 
-    leads = rank == 0
+    leads, ended = rank == 0, list[RunDocuments]()
     with join_ranks(timeout, lambda line: print_note(f"sotto: {line}")) as ranks:
         try:
             experiment = ranks.on_every_rank(wanted)
@@ -284,9 +288,9 @@ def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, 
                 progress(experiment.name, rate=True, first=BEFORE, note=note) if leads else nullcontext() as tell,
                 tracked_live(folder, trackers, how.out, tell, how.as_json) as after_round,
             ):
-                result = run_experiment(
+                run_experiment(
                     experiment, folder, data=how.data, resume=how.resume, progress=after_round, coordinator=ranks,
-                    ledger=how.ledger,
+                    ledger=how.ledger, on_end=ended.append,
                 )  # fmt: skip
         except (Exception, KeyboardInterrupt) as error:
             if verbosity.verbose and not isinstance(error, SottovoceError | KeyboardInterrupt | MemoryError):
@@ -299,7 +303,7 @@ def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, 
                 os._exit(code)  # threads of the backend that wait for a lost rank would abort the interpreter's end
             raise SystemExit(code) from None
     if leads:
-        _finish(result, how.out / experiment.name, how)
+        _finish(ended[0] if ended else read_runs([how.out / experiment.name])[0], how)
         _note_read(before, how.as_json)
 
 
@@ -367,15 +371,14 @@ def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution, baselines: bool)
     _note_read(before, how.as_json)
 
 
-def _facts(result: "Document", run: "RunDocuments") -> Table:
+def _facts(run: "RunDocuments") -> Table:
     """The result of one run, with the same final figures as in `sotto compare`."""
-    from sottovoce.privacy.guarantee import PrivacyFigure
     from sottovoce.report.wording import baseline_rows, noise_text, scores_text
     from sottovoce.run.run_documents import final_average_text
 
+    result, headline = run.result, run.privacy.headline
     last, metric, settings = result["metrics"], run.metric, run.experiment
     final = {figure: run.final_metric(figure) for figure in ("average", "mean", "min", "max")}
-    headline = None if result["headline"] is None else PrivacyFigure.read(result["headline"])
     shown = {
         "run": result["name"],
         "algorithm": f"{result['algorithm']} on {result['topology']}, {_rounds(result['rounds'])}",

@@ -159,7 +159,7 @@ def _aes_streams() -> ModuleType:
     except ImportError:
         raise InputError(
             "secret noise without the package cryptography", "that package makes the random bits that nobody can guess",
-            "pip install 'sottovoce[peers]'",
+            'type pip install "sottovoce[peers]"',
         ) from None  # fmt: skip
     from sottovoce.core import aes_stream
 

@@ -149,9 +149,14 @@ class PrivacyFigure:
     @classmethod
     def of(cls, guarantee: Guarantee, delta: float) -> PrivacyFigure:
         """A guarantee of an account: data is replaced by other data."""
+        return cls.at(guarantee, guarantee.epsilon(delta))
+
+    @classmethod
+    def at(cls, guarantee: Guarantee, epsilon: float) -> PrivacyFigure:
+        """The same, where epsilon is known."""
         return cls(
             view=guarantee.view, change=Change.REPLACE, victim=guarantee.victim, distance=guarantee.distance,
-            kind=guarantee.kind, mu=guarantee.mu, epsilon=guarantee.epsilon(delta),
+            kind=guarantee.kind, mu=guarantee.mu, epsilon=epsilon,
             proven_for_training=guarantee.proven_for_training,
             assumptions=guarantee.assumptions, final_models=guarantee.final_models, figure=guarantee.figure,
         )  # fmt: skip
@@ -205,3 +210,9 @@ class PrivacyFigure:
             final_models=FinalModels(document["final_models"]),
             figure=Figure(document.get("figure", Figure.BOUND)),
         )
+
+
+def figures_at(guarantees: Sequence[Guarantee], delta: float) -> list[PrivacyFigure]:
+    """Guarantees at one delta; their epsilons are sought together."""
+    epsilons = gaussian_dp.epsilons_of([guarantee.mu for guarantee in guarantees], delta).tolist()
+    return [PrivacyFigure.at(one, epsilon) for one, epsilon in zip(guarantees, epsilons, strict=True)]

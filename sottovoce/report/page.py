@@ -52,19 +52,19 @@ SCRIPTS = (
 
 def write_page(out: Path, runs: Sequence[Path], *, title: str | None = None) -> Path:
     """A page about finished runs, given by their folders or those of sweeps; returns where it is."""
-    _write_page(check_writable(out), runs, title)
+    place = check_writable(out)
+    write_text(place, page(read_runs(runs), title, left_out=len(unfinished_runs(runs))))
     return out
 
 
-def write_page_of(folder: Path, *, again: bool) -> None:
-    """A run's own page, in its folder: where it has none, or `again` where it has one and something was added."""
-    place = RunFiles(folder).page
+def write_page_of(run: Path | RunDocuments, *, again: bool) -> None:
+    """A run's own page, in its folder: where it has none, or `again` where it has one and something was added.
+
+    The run is given by its folder, or as it is at hand.
+    """
+    place = RunFiles(run if isinstance(run, Path) else run.folder).page
     if place.exists() == again:
-        _write_page(place, [folder], None, private=True)
-
-
-def _write_page(place: Path, runs: Sequence[Path], title: str | None, *, private: bool = False) -> None:
-    write_text(place, page(read_runs(runs), title, left_out=len(unfinished_runs(runs))), private=private)
+        write_text(place, page(read_runs([run]) if isinstance(run, Path) else [run]), private=True)
 
 
 def page(runs: Sequence[RunDocuments], title: str | None = None, *, left_out: int = 0) -> str:

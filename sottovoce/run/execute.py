@@ -53,10 +53,11 @@ from sottovoce.run.lock import check_token, locked, make_folder, write_token, wr
 from sottovoce.run.metrics import Measurement, average_model
 from sottovoce.run.noise_key_file import planned_source, public_settings, read_noise_key, write_noise_key
 from sottovoce.run.privacy_document import PrivacyDocument
-from sottovoce.run.privacy_report import report_wanted
-from sottovoce.run.recorded_inputs import record_graph
+from sottovoce.run.privacy_report import PrivacyReport, report_wanted
+from sottovoce.run.recorded_inputs import record_graph, recorded_graph
 from sottovoce.run.recording import recorder_in, remove_recordings_after
 from sottovoce.run.run_accountant import RunAccountant
+from sottovoce.run.run_documents import RunDocuments
 from sottovoce.run.run_ledger import (
     LedgerFile,
     RunLedger,
@@ -91,11 +92,13 @@ def run_experiment(
     on_round: RoundCallback | None = None,
     coordinator: Coordinator | None = None,
     ledger: LedgerFile | None = None,
+    on_end: Callable[[RunDocuments], None] | None = None,
 ) -> Document:
     """Run an experiment in its folder and return its result; a finished run of the same settings is only read.
 
     An unfinished run goes on with `resume`, and is refused without it. One of several processes plays its part of the
     run, and its `coordinator` keeps it in step with the others. With a `ledger`, the cost of the run is reserved first.
+    `on_end` is called with what the folder of a run that ended here holds, by the process that wrote it.
     """
     files, coordinator = RunFiles(folder), coordinator or SingleProcess()
     experiment = coordinator.on_every_rank(partial(with_table_facts, experiment, data))
@@ -112,11 +115,15 @@ def run_experiment(
     recorder = coordinator.on_every_rank(lambda: recorder_in(folder, training_run, experiment.record))
     transport = coordinator.transport(training_run.topology, training_run.seed, keep_received=recorder.is_active)
     report_stage("privacy guarantees")
-    privacy = coordinator.on_rank_zero(partial(_privacy_document, files, experiment, accountant, digest))
-    loss_after = _loss_after(experiment, accountant)
+    report = cache(partial(report_wanted, accountant, experiment))
+    privacy = coordinator.on_rank_zero(partial(_privacy_document, files, experiment, accountant, report, digest))
+    guarantees = PrivacyDocument.read(privacy)
+    if report.cache_info().currsize:  # figures that were computed here are not read back
+        guarantees = replace(guarantees, stored_views=report().views)
+    loss_after = _loss_after(report)
     if ledger is not None and not coordinator.on_rank_zero(files.private.exists):
         planned = coordinator.on_every_rank(lambda: planned_source(files, experiment, digest))
-        _entry(ledger, experiment, privacy, digest, planned, coordinator).check(loss_after)
+        _entry(ledger, experiment, guarantees, digest, planned, coordinator).check(loss_after)
     with ExitStack() as locks:
         result = coordinator.on_rank_zero(lambda: _lock_folder(locks, files, experiment, resume))
         if result is not None:
@@ -127,9 +134,9 @@ def run_experiment(
         key = coordinator.on_every_rank(lambda: read_noise_key(files, experiment, digest))
         entry = None
         if ledger is not None:
-            entry = _entry(ledger, experiment, privacy, digest, key, coordinator)
+            entry = _entry(ledger, experiment, guarantees, digest, key, coordinator)
             entry.open(locks, loss_after)
-        del accountant, loss_after  # what was traced takes memory that training may need
+        del accountant, report, loss_after  # what was traced takes memory that training may need
         part = _part_of(training_run.keyed(key), transport)
         checkpoint = coordinator.on_every_rank(lambda: _last_checkpoint(files, part, digest, coordinator))
         coordinator.require_equal({"checkpoint": checkpoint.state.rounds})
@@ -139,14 +146,18 @@ def run_experiment(
         coordinator.on_rank_zero(lambda: _prepare_folder(files, experiment, part.topology, privacy, checkpoint, begun))
         recorder = recorder_in(folder, part, experiment.record, coordinator.rank)
         with coordinator.propagate_errors():
-            training = _Training(experiment, part, files, digest, coordinator, PrivacyDocument.read(privacy), entry)
+            training = _Training(experiment, part, files, digest, coordinator, guarantees, entry)
             report_stage("the first round")
             end = training.play(checkpoint, progress, call_all(on_round, recorder))
             average = average_model(part, end.state, coordinator)
             scores = part.task.score(average, experiment.metrics.test_rows)
             private = replace(begun, nonfinite=int(coordinator.sum(torch.tensor(end.state.nonfinite))))
         coordinator.on_rank_zero(lambda: write_private_facts(files, private))
-        return coordinator.on_rank_zero(lambda: _write_result(experiment, files, privacy, scores, end.seconds))
+        result = coordinator.on_rank_zero(lambda: _write_result(experiment, files, privacy, scores, end.seconds))
+    if on_end is not None and coordinator.rank == 0:
+        public = parse_experiment(public_settings(experiment))
+        on_end(RunDocuments(folder, public, guarantees, result, files.lines(), {}, {}, recorded_graph(files, public)))
+    return result
 
 
 def _check_memory(training_run: TrainingRun, processes: int) -> None:
@@ -176,7 +187,7 @@ def _part_of(training_run: TrainingRun, transport: Transport) -> TrainingRun:
 def _entry(
     ledger: LedgerFile,
     experiment: Experiment,
-    privacy: Document,
+    privacy: PrivacyDocument,
     digest: str,
     key: RandomSource,
     coordinator: Coordinator,
@@ -189,16 +200,9 @@ def _entry(
             "leave noise = 'secret' out: the run has a key of its own",
         )  # fmt: skip
     planned = planned_run(
-        PrivacyDocument.read(privacy), run=run_identity(digest, key), name=experiment.name, data=digest,
-        noise=key.check,
+        privacy, run=run_identity(digest, key), name=experiment.name, data=digest, noise=key.check,
     )  # fmt: skip
     return RunLedger(ledger, planned, coordinator)
-
-
-def _loss_after(experiment: Experiment, accountant: RunAccountant) -> Callable[[int], Loss]:
-    """What the run would cost with other numbers of rounds; accounted for when it is first asked."""
-    report = cache(lambda: report_wanted(accountant, experiment))
-    return lambda rounds: report().loss_after(rounds)
 
 
 def _result_unless_locked(
@@ -226,8 +230,19 @@ def _lock_folder(locks: ExitStack, files: RunFiles, experiment: Experiment, resu
     return _finished_result(files, experiment, resume)
 
 
-def _privacy_document(files: RunFiles, experiment: Experiment, accountant: RunAccountant, digest: str) -> Document:
-    """The privacy guarantees: read from `privacy.json` if the folder is of this run, otherwise computed.
+def _loss_after(report: Callable[[], PrivacyReport]) -> Callable[[int], Loss]:
+    """What the run would cost with other numbers of rounds; accounted for when it is first asked."""
+    return lambda rounds: report().loss_after(rounds)
+
+
+def _privacy_document(
+    files: RunFiles,
+    experiment: Experiment,
+    accountant: RunAccountant,
+    report: Callable[[], PrivacyReport],
+    digest: str,
+) -> Document:
+    """The privacy guarantees: read from `privacy.json` if the folder is of this run, otherwise those of the report.
 
     They are written before the first round, so rounds may have been played without a checkpoint to show for it. Their
     noise must not be drawn again with other data: who saw both would see the difference without noise. The data is that
@@ -248,9 +263,8 @@ def _privacy_document(files: RunFiles, experiment: Experiment, accountant: RunAc
     if before is not None:
         _check_guarantees(files, experiment, before, accountant)
         return before
-    report = report_wanted(accountant, experiment)
     code = own_code(experiment)
-    return {**report.document(), "versions": versions(), "fingerprint": public, **({"code": code} if code else {})}
+    return {**report().document(), "versions": versions(), "fingerprint": public, **({"code": code} if code else {})}
 
 
 def _check_guarantees(files: RunFiles, experiment: Experiment, stated: Document, accountant: RunAccountant) -> None:

@@ -17,7 +17,7 @@ from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.not_covered import NotCovered
 from sottovoce.privacy.views import View, read_view
 from sottovoce.support.config import Document
-from sottovoce.support.json_numbers import from_json
+from sottovoce.support.json_numbers import JSON, from_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,17 @@ class StoredView:
             guarantees=guarantees,
             refusals=tuple(document["refusals"]),
         )
+
+    def document(self) -> dict[str, JSON]:
+        """As JSON. Figures name no change, for data is replaced."""
+        figures = [
+            {key: value for key, value in one.document().items() if key != "change"}
+            for one in (*self.guarantees, *([] if self.headline is None else [self.headline]))
+        ]
+        return {
+            "view": str(self.view), "headline": None if self.headline is None else figures.pop(),
+            "guarantees": list(figures), "refusals": list(self.refusals),
+        }  # fmt: skip
 
     @property
     def node(self) -> int | None:
@@ -108,7 +119,7 @@ class PrivacyDocument:
     refusals: tuple[str, ...]
     loss: Loss | None
     over_rounds: tuple[EarlierEnd, ...]
-    stored_views: Sequence[Document]
+    stored_views: Sequence[Document | StoredView]
 
     @classmethod
     def read(cls, document: Document) -> PrivacyDocument:
@@ -137,7 +148,7 @@ class PrivacyDocument:
     @cached_property
     def views(self) -> tuple[StoredView, ...]:
         """Every view that was accounted for; read when first asked for, because there can be many."""
-        return tuple(StoredView.read(view) for view in self.stored_views)
+        return tuple(one if isinstance(one, StoredView) else StoredView.read(one) for one in self.stored_views)
 
     def epsilon_after(self, rounds: int) -> float | None:
         """What has been spent after so many rounds: the headline's epsilon at the next round for which it is known.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import accumulate
+from functools import cache, cached_property
+from itertools import accumulate, islice
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from sottovoce.core.fine_grid import released_step
 from sottovoce.core.noise import CombinedNoise, Noise, NoNoise, PerNode, ZeroSum
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy import views
-from sottovoce.privacy.accountant import Account, account_documents
+from sottovoce.privacy.accountant import Account
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind
 from sottovoce.privacy.composition import GaussianLoss, Loss, SampledLoss, StatedLoss, loss_document
 from sottovoce.privacy.covering_views import (
@@ -31,12 +31,13 @@ from sottovoce.privacy.covering_views import (
     insiders_know_more,
 )
 from sottovoce.privacy.gaussian_dp import epsilons_of
-from sottovoce.privacy.guarantee import PrivacyFigure
+from sottovoce.privacy.guarantee import PrivacyFigure, figures_at
 from sottovoce.privacy.not_covered import NotCovered
 from sottovoce.privacy.sampled_batches import better_figure, sampled_figure, sampled_loss
-from sottovoce.privacy.views import View, parse_view, with_final_models
+from sottovoce.privacy.views import View, parse_view, read_view, with_final_models
 from sottovoce.run.attackers import choose_attackers
 from sottovoce.run.metrics import is_measured
+from sottovoce.run.privacy_document import StoredView
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant, published_models
 from sottovoce.run.training_run import TrainingRun
 from sottovoce.support.config import Experiment
@@ -222,11 +223,25 @@ class PrivacyReport:
         return {
             **self.summary(),
             "attackers": self.attackers,
-            "views": [
-                {key: document[key] for key in ("view", "headline", "guarantees", "refusals")}
-                for document in account_documents(self.accounts, self.delta)
-            ],
+            "views": [view.document() for view in self.views],
         }
+
+    @cached_property
+    def views(self) -> tuple[StoredView, ...]:
+        """The figures of every view that was accounted for, as they are read back: views are what their names say."""
+        named = cache(lambda view: read_view(str(view)))
+        held = [[*found.guarantees, *([] if found.headline is None else [found.headline])] for found in self.accounts]
+        every = figures_at([one for each in held for one in each], self.delta)
+        figures = (replace(one, view=named(one.view)) for one in every)
+        return tuple(
+            StoredView(
+                view=named(found.view),
+                guarantees=tuple(islice(figures, len(found.guarantees))),
+                headline=None if found.headline is None else next(figures),
+                refusals=tuple(found.refusals),
+            )
+            for found in self.accounts
+        )
 
     def summary(self) -> dict[str, JSON]:
         """All of it but what is about single views: what the headline needs."""

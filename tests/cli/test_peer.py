@@ -137,7 +137,7 @@ def test_without_the_extra_one_line_says_what_to_type(sotto, tmp_path, monkeypat
     monkeypatch.setattr("sottovoce.support.extras.find_spec", lambda name: None if name == "grpc" else found(name))
     code, out, err = sotto("peer init Hill --address hill.example:7443")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "pip install 'sottovoce[peers]'" in err
+    assert 'pip install "sottovoce[peers]"' in err
     assert list(tmp_path.iterdir()) == []
 
 

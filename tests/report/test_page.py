@@ -518,7 +518,7 @@ def test_clicking_a_node_changes_figures_table_and_captions(written, page):
         "t => [...t.tBodies[0].rows].map(r => [...r.cells].map(c => c.textContent))"
     )
     assert [row[0] for row in cells] == [str(node) for node in range(8) if node != 5]
-    for node, hops, epsilon, guess, kind in cells:
+    for node, hops, epsilon, guess, kind, *_ in cells:
         assert float(epsilon) == pairs["epsilon"][5][int(node)]
         assert int(hops) == data["leaks"]["distance"][5][int(node)]
         assert (float(guess.split()[0]), kind) == (pairs["guess"][5][int(node)], "any-training")

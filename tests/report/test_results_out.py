@@ -220,7 +220,7 @@ def test_a_missing_extra_is_named_before_any_work(words, extra, swept, sotto, mo
     monkeypatch.setattr(extras, "find_spec", lambda package: None)
     code, out, err = sotto("", "compare", str(swept / "small"), *words)
     assert (code, out) == (2, "")
-    assert f"pip install 'sottovoce[{extra}]'" in err
+    assert f'pip install "sottovoce[{extra}]"' in err
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from sottovoce.report.page import write_page_of
 from sottovoce.run import attackers as choice
 from sottovoce.run.build import build_run
 from sottovoce.run.execute import run_experiment
+from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.privacy_report import report_privacy
 from sottovoce.run.run_accountant import RunAccountant, calibrate_run
 from sottovoce.run.training_run import prepare_run
@@ -816,3 +817,18 @@ def test_a_node_by_itself_is_accounted_for_as_private_training_on_one_machine(pr
     wanted["privacy"]["epsilon"] = headline["epsilon"]
     calibrated = parse_experiment(wanted)
     assert build_run(calibrated).algorithm.noise.sigma == pytest.approx(2.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["dp-d-sgd", "secure-gossip", "secure-average", "decor", "mafalda"])
+def test_the_figures_that_a_run_holds_are_those_that_are_read_back(name):
+    """Pages are made from either."""
+    experiment = parse_experiment({
+        "name": "held", "topology": {"graph": "complete:5"}, "data": {"name": "digits", "rows": 40},
+        "algorithm": {"name": name} | ({"sigma_pair": 4.0} if name == "decor" else {}),
+        "training": {"rounds": 4, "batch": "full", "clip": "per-example", "bound": 1.0},
+        "privacy": {"attackers": "all", "epsilon": 8.0},
+    })  # fmt: skip
+    report = report_privacy(build_run(experiment), attackers="all")
+    read = PrivacyDocument.read(json.loads(json.dumps(report.document())))
+    assert len(read.views) > 5
+    assert report.views == read.views
