@@ -6,6 +6,7 @@
     ├── PeerLost          another process of the run is gone, or does not answer
     ├── SumFailed         a secure sum is not known; the round loop catches it
     └── Unaccountable     exit code 3: refused, because no guarantee exists
+        └── Uncertified   a round is not what was traced, and what it would have sent was not sent
 
 An audit that refutes a claim ends with exit code 4, which is no error.
 
@@ -61,6 +62,17 @@ class Unaccountable(SottovoceError):
     """Refused: nothing is proven for this combination."""
 
     exit_code = 3
+
+
+class Uncertified(Unaccountable):
+    """A run does something else than was traced and accounted for; it ends before that is sent."""
+
+    def __init__(self, found: str, rule: str, remedy: str) -> None:
+        super().__init__(re.sub(r"\s*\n\s*", " ", f"{found}; {rule}; {remedy}"))
+        self.found, self.rule, self.remedy = found, rule, remedy
+
+    def __reduce__(self) -> tuple[type[Uncertified], tuple[str, str, str]]:
+        return type(self), (self.found, self.rule, self.remedy)
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)

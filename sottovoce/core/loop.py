@@ -39,6 +39,7 @@ from sottovoce.core.messages import LoopState, PlayedRound, PlayedStep, value_of
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.round_watch import UNWATCHED, RoundWatch
 from sottovoce.core.row_memory import kept_memory
 from sottovoce.core.sensitivity import check_nodes, in_units_of_largest, largest
 from sottovoce.core.sum_grid import IntegerSums, model_grid, sum_grid
@@ -132,6 +133,7 @@ def play_round(
     inputs: LoopInputs,
     round: int,
     transport: Transport | None = None,
+    watch: RoundWatch = UNWATCHED,
 ) -> PlayedRound:
     """One round: local step, then `gossip_steps` times message, deliver, absorb; all in this process by default.
 
@@ -142,21 +144,25 @@ def play_round(
     state, copies = loop_state
     point = None
     topology.at(round, 0).require(algorithm.requires)
+    watch.begins(round, state)
     if round == 0 or not algorithm.averaging:
-        point, state = _step_locally(algorithm, topology.at(round, 0), state, inputs, round)
+        point, state = _step_locally(algorithm, topology.at(round, 0), state, inputs, round, watch)
     steps = []
     for step in range(algorithm.gossip_steps):
         gossip_step = _gossip_step(algorithm, topology, round, step)
         message = _checked_message(algorithm, state)
+        watch.sends(gossip_step, value_of(message))
         try:
             played = _exchange(algorithm.compression, gossip_step, message, copies, inputs, transport)
         except SumFailed:
             return PlayedRound(round, point, (), loop_state, algorithm)
+        watch.receives(gossip_step, played.mixed)
         fine = fine_grid(algorithm, gossip_step.mixing)
         absorbed = _absorbed(played) if fine is None else fine.rounded(played.mixed)
         state = _after(gossip_step.mixing, algorithm.absorb(state, absorbed), state)
         copies = played.copies
         steps.append(played)
+    watch.ends(state)
     return PlayedRound(round, point, tuple(steps), LoopState(state, copies), algorithm)
 
 
@@ -171,11 +177,13 @@ def iterate_rounds(
     noise_key: RandomSource | None = None,
     after: tuple[int, LoopState] | None = None,
     transport: Transport | None = None,
+    watch: RoundWatch = UNWATCHED,
 ) -> Iterator[PlayedRound]:
     """Run round by round, as `train` does; each `PlayedRound` has what was sent and the state after it.
 
     `after` continues an earlier run: it is the number of rounds that were played, and the state after the last.
     `transport` says in which processes the nodes are, and made `x0`; by default all are in this process.
+    `watch` is told what happens in every round.
     """
     algorithm, loop_state = start_run(algorithm, topology, x0, rounds)
     topology.require_connected()
@@ -196,7 +204,7 @@ def iterate_rounds(
                 inputs.expect(term, range(0 if correlated else first, rounds), exact=exact)
         for round in transport.rounds(first, rounds):
             with own_threads():
-                played = play_round(algorithm, topology, loop_state, inputs, round, transport)
+                played = play_round(algorithm, topology, loop_state, inputs, round, transport, watch)
             loop_state = played.loop_state
             yield played
             inputs.finish(round)
@@ -227,7 +235,7 @@ def train(
 
 
 def _step_locally(
-    algorithm: Algorithm, mixing: Mixing, state: State, inputs: LoopInputs, round: int
+    algorithm: Algorithm, mixing: Mixing, state: State, inputs: LoopInputs, round: int, watch: RoundWatch
 ) -> tuple[Rows, State]:
     """Where the gradient was taken, and the state after the local step."""
     point = algorithm.point(state)
@@ -241,8 +249,10 @@ def _step_locally(
             released = inputs.discrete_sum(gradient, sum_grid(algorithm, mixing), round)
         else:
             released = inputs.rounded_sum(gradient, noise_on_grid(algorithm, mixing), round)
+        watch.takes(mixing, point, gradient, released, 0.0)
         return point, _after(mixing, algorithm.local(state, released, 0.0), state)
     noise = _local_noise(algorithm, mixing, inputs, round)
+    watch.takes(mixing, point, gradient, gradient, noise)
     return point, _after(mixing, algorithm.local(state, gradient, noise), state)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
@@ -20,6 +21,7 @@ from sottovoce.core.messages import LoopState, PlayedRound, Traffic
 from sottovoce.core.noise import NoNoise
 from sottovoce.core.noise_key import NoiseKey, check_seed, public_seed
 from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.round_watch import UNWATCHED
 from sottovoce.core.sensitivity import largest
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Nodes, Transport
@@ -27,6 +29,9 @@ from sottovoce.errors import InputError
 from sottovoce.learning.partitioning import check_names
 from sottovoce.learning.tasks import CPU, Gradients, Task
 from sottovoce.privacy.sampled_batches import SampledNodes
+from sottovoce.tracing.certificate import Certificate
+from sottovoce.tracing.round_maps import RoundMaps
+from sottovoce.tracing.tracer import trace_all_maps
 
 if TYPE_CHECKING:
     from sottovoce.core.participation import Participation
@@ -153,16 +158,26 @@ class TrainingRun:
         assert isinstance(models, Tensor)
         return models
 
+    @cached_property
+    def maps(self) -> tuple[RoundMaps, ...]:
+        """What the maps of the algorithm are, in every round: what is accounted for, and what the run keeps to."""
+        return trace_all_maps(self.algorithm, self.topology, rounds=self.rounds)
+
     def play(self, state: RunState) -> Iterator[tuple[PlayedRound, RunState]]:
         """The rounds after a state, each with the state that it leads to."""
         self.gradients.nonfinite = state.nonfinite
+        transport = self.transport
+        certificate = Certificate(self.maps, self.algorithm.name, transport.nodes, transport.local)
         played = iterate_rounds(
             self.algorithm, self.topology, self.start(), self.gradients, rounds=self.rounds, seed=self.seed,
-            noise_key=self.noise_key, after=(state.rounds, state.loop_state), transport=self.transport,
+            noise_key=self.noise_key, after=(state.rounds, state.loop_state), transport=transport,
+            watch=UNWATCHED if self.algorithm.exact_noise == "fine" else certificate,
         )  # fmt: skip
         messages, bits = state.sent
         earlier_bytes = state.wire_bytes - self.transport.wire_bytes
         for now in played:
+            if now.round == self.rounds - 1 and self.algorithm.exact_noise != "fine":
+                certificate.compare_models(now.models)
             traffic = now.traffic
             messages, bits = messages + traffic.messages, bits + traffic.bits
             wire_bytes = earlier_bytes + self.transport.wire_bytes

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import NoiseTerm
 from sottovoce.tracing.linear_forms import LinearRows
 
@@ -30,8 +31,10 @@ class RoundMaps:
     """Combinations of these inputs, in this order: the slots of the state, the gradient, the noise beside it, what each
     gossip step gave.
 
-    With exact noise the gradient is what was released, and there is no noise beside it. `edge_noise` is the noise on
-    single messages of each gossip step, which the loop adds.
+    With exact noise the gradient is what was released, and there is no noise beside it. `deviation` is how large the
+    noise is that the loop adds to each gradient, if it is fresh, `edge_noise` what it adds to single messages in each
+    gossip step. `private` says of each leaf of the state whether it is a slot; the others are public. `private_out`
+    says it of the state after the round.
     """
 
     slots: int
@@ -41,7 +44,11 @@ class RoundMaps:
     sent: tuple[Combination, ...]
     state_out: tuple[Combination, ...]
     models: Combination
+    mixings: tuple[Mixing, ...]
+    deviation: Numbers | None
     edge_noise: tuple[tuple[NoiseTerm, ...], ...]
+    private: tuple[bool, ...]
+    private_out: tuple[bool, ...]
 
     @property
     def gradient(self) -> int:
@@ -63,6 +70,25 @@ class RoundMaps:
         if gradient is None or noise is None:
             return gradient is noise
         return np.array_equal(gradient, noise)
+
+
+def agree(some: Sequence[RoundMaps], others: Sequence[RoundMaps]) -> bool:
+    """Whether two traces of a run have the same maps, up to the first gossip step: one of them may end with that."""
+    pairs = {(id(one), id(other)): (one, other) for one, other in zip(some, others, strict=False)}
+    return all(
+        one.slots == other.slots
+        and (one.point is None) == (other.point is None)
+        and _same(one.point or (), other.point or ())
+        and _same(one.sent[0], other.sent[0])
+        and (len(one.sent) != len(other.sent) or all(map(_same, one.state_out, other.state_out)))
+        for one, other in pairs.values()
+    )
+
+
+def _same(one: Combination, other: Combination) -> bool:
+    return len(one) == len(other) and all(
+        a == b and np.array_equal(x, y) for (a, x), (b, y) in zip(one, other, strict=True)
+    )
 
 
 def combination_of(rows: LinearRows, n: int) -> Combination:

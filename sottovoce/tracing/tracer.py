@@ -296,9 +296,46 @@ def trace_maps(
         sent=tuple(combination_of(as_linear(step.sent), n) for step in played.steps),
         state_out=tuple(combination_of(slot, n) for slot in _slots(played.loop_state.state)),
         models=combination_of(as_linear(played.models), n),
+        mixings=tuple(mixings),
+        deviation=_deviation(algorithm, mixings[0]),
         edge_noise=tuple(step.gossip_step.edge_noise for step in played.steps),
+        private=_private(state),
+        private_out=_private(played.loop_state.state),
     )
     return maps, played.loop_state
+
+
+def _deviation(algorithm: Algorithm, mixing: Mixing) -> Numbers | None:
+    """How large the noise is that the loop adds to each gradient; not where it depends on that of other rounds."""
+    if algorithm.noise.correlation is not None:
+        return None
+    terms = in_units_of_largest(algorithm.noise.local(mixing), algorithm.sensitivity)
+    variance = np.zeros(mixing.n)
+    for term in terms:
+        matrix = term.matrix.whole()
+        variance += np.bincount(np.repeat(np.arange(mixing.n), np.diff(matrix.indptr)), matrix.data**2, mixing.n)
+    return largest(algorithm.sensitivity) * np.sqrt(variance)
+
+
+def _private(state: State) -> tuple[bool, ...]:
+    found: list[bool] = []
+    _map(state, lambda leaf: found.append(isinstance(leaf, LinearRows)))
+    return tuple(found)
+
+
+def trace_all_maps(algorithm: Algorithm, topology: Topology, *, rounds: int) -> tuple[RoundMaps, ...]:
+    """The maps of every round, of however large a run: nothing is mixed. Rounds that are alike share theirs."""
+    algorithm, before = start_run(algorithm, topology, LinearRows((_nodes(topology), 0)), rounds)
+    each: list[RoundMaps] = []
+    known: _Known | None = None
+    for round in range(rounds):
+        before = LoopState(before.state, None)
+        now = _Known.of(before, topology, algorithm, round)
+        if known is None or not now.same_as(known):
+            known = now
+            maps, before = trace_maps(algorithm, now.mixings, before, round)
+        each.append(maps)
+    return tuple(each)
 
 
 class _Unmixed(InProcess):
