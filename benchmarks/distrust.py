@@ -29,8 +29,9 @@ from types import ModuleType
 from typing import Any
 
 MODULES = (
-    "regular_files", "text", "schemas.validation", "core.limits", "core.files", "core.processes", "core.auditor_key",
-    "cli.terminal", "cli.progress_lines", "privacy.account_cost", "privacy.account_estimate", "run.lock", "run.layout",
+    "support.regular_files", "support.text", "schemas.validation", "support.limits", "support.files", "support.processes",
+    "support.auditor_key",
+    "cli.terminal", "cli.progress_lines", "privacy.account_cost", "run.lock", "run.layout",
     "run.noise_key_file", "run.recorded_inputs", "run.stated_guarantees",
 )  # fmt: skip
 ALSO = {"tracing.policy": ("trace_cost",), "run.checkpoint": ("save", "load"), "run.execute": ("_check_memory",)}
