@@ -30,7 +30,7 @@ from typing import Any
 
 MODULES = (
     "regular_files", "text", "schemas.validation", "core.limits", "core.files", "core.processes", "core.auditor_key",
-    "cli.terminal", "cli.progress_lines", "privacy.account_cost", "privacy.account_estimate", "run.lock", "run.layout",
+    "cli.terminal", "cli.progress_lines", "privacy.account_cost", "run.lock", "run.layout",
     "run.noise_key_file", "run.recorded_inputs", "run.stated_guarantees",
 )  # fmt: skip
 ALSO = {"tracing.policy": ("trace_cost",), "run.checkpoint": ("save", "load"), "run.execute": ("_check_memory",)}

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sottovoce.cli.options import Setting, settings_document
-from sottovoce.cli.output import answer, facts, print_note, progress_kept, show_elapsed
+from sottovoce.cli.output import answer, facts, progress_kept, show_elapsed
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up
 
@@ -58,7 +58,6 @@ def answer_for_pairs(
         "rounds": system.rounds, "secure_sum": setting.secure_sum, "delta": delta, "kind": Kind.FIXED_STREAMS.value,
         "figure": (Figure.BOUND if bounds else Figure.EXACT).value,
         "proven_for_training": averaging, "pairs": len(others),
-        "rounded_up_by": all_pairs.rounded_up_by(system.n),
         "sampled_attackers": None if sample is None else attackers,
         **{name: to_json(value) for name, value in figures.items()},
         "proven_for_everyone": proven,
@@ -67,9 +66,6 @@ def answer_for_pairs(
     shown = {key: document[key] for key in ("algorithm", "topology", "rounds", "delta", "kind", "figure", "pairs")}
     table = [*facts(shown), *([name.replace("_", " "), round_up(value)] for name, value in figures.items())]
     lines = [] if averaging else ["These are about fixed streams, an idealisation of training; do not promise them."]
-    above = all_pairs.rounded_up_by(system.n)
-    if above is not None:
-        lines.append(f"Each mu may be up to {above:.1%} above the exact one; --view node:A has that of one attacker.")
     if sample is not None:
         lines.append(
             f"A sample: {sample} of {system.n:,} attackers, drawn with seed {setting.seed}; others may learn more."
@@ -86,29 +82,22 @@ def answer_for_pairs(
 def _check_pairs_cost(
     setting: Setting, system: "LinearSystem", scheme: "Participation", left: list[int], stored: int
 ) -> None:
-    """Refuse what takes too long, and announce what takes minutes, with a sample as what is quick.
+    """Refuse what takes too long, with a sample as what takes less.
 
     About attackers that are `left`, besides those whose figures are stored.
     """
-    from sottovoce.privacy.account_estimate import LONG_SECONDS
     from sottovoce.privacy.all_pairs import pairs_cost
-    from sottovoce.support.limits import SECONDS, check_cost, duration_text
+    from sottovoce.support.limits import SECONDS, check_cost
 
+    if not left:
+        return
     cost = pairs_cost(system, scheme, left, secure_sum=setting.secure_sum)
     count = "1 attacker" if len(left) == 1 else f"{len(left):,} attackers"
     count += f" ({stored:,} more are stored already)" if stored else ""
+    fewer = int(len(left) * SECONDS / max(cost.seconds, SECONDS))
+    sample = f"--sample {fewer}, " if 0 < fewer < len(left) and not stored else ""
     what = f"accounting for all pairs of {count} on {system.topology.name}, {system.rounds:,} rounds,"
-
-    def sample(seconds: float) -> str:
-        """The option for as many attackers as so many seconds allow; empty where that is no fewer, or none."""
-        fewer = int(len(left) * seconds / max(cost.seconds, seconds))
-        return f"--sample {fewer}" if 0 < fewer < len(left) and not stored else ""
-
-    smaller = ", ".join(filter(None, (sample(SECONDS), "fewer rounds or a smaller graph")))
-    check_cost(what, cost, f"take {smaller}")
-    if cost.seconds > LONG_SECONDS:
-        quick = f"; {sample(LONG_SECONDS)} takes a minute" if sample(LONG_SECONDS) else ""
-        print_note(f"sotto: {what} takes about {duration_text(cost.seconds)} of one core{quick}")
+    check_cost(what, cost, f"take {sample}fewer rounds or a smaller graph")
 
 
 def _what_is_kept(out: Path | None, count: int) -> str:

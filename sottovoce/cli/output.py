@@ -144,7 +144,7 @@ def telling_when_stopped(words: Callable[[], str], *, at_once: bool = True) -> I
 def show_elapsed(what: str) -> Iterator[Activity]:
     """During work of unknown length: shows on a terminal how long it has taken, once that is two seconds.
 
-    Also how far it is, and how long the rest of it takes, where those who do it count. Yields what was heard of that.
+    Also how far it is, where those who do it count. Yields what was heard of that.
     """
     with _timed(what) as work, progress_heard(work.hear):
         if not verbosity.shows_progress:
@@ -193,7 +193,7 @@ def narrated(command: str) -> Iterator[None]:
 def progress(
     what: str, *, rate: bool = False, first: str = "", note: Callable[[int], str] | None = None
 ) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr with remaining time, on request rounds a second and a note; where it is no terminal, lines.
+    """A bar on stderr, on request with rounds a second and a note; where it is no terminal, lines.
 
     `first` is what is done before anything is counted, unless those who do it say what it is.
     """
@@ -235,18 +235,8 @@ def progress_kept(what: str, kept: Callable[[int], str]) -> Iterator[Callable[[i
 
 
 @contextmanager
-def share_shown(what: str, stopped: Callable[[], str]) -> Iterator[Callable[[str, float], None]]:
-    """A bar or lines on stderr for work of unequal parts, told by words and by the share that is done.
-
-    On Ctrl-C says what `stopped` does.
-    """
-    with telling_when_stopped(stopped), _timed(what) as work, _bar(work, lambda: ""):
-        yield work.hear_share
-
-
-@contextmanager
 def _bar(work: Activity, note: Callable[[], str]) -> Iterator[None]:
-    """On a terminal: what is done, a bar, how much of it, a note and the remaining time, as the activity tells them."""
+    """On a terminal: what is done, a bar, how much of it, and a note, as the activity tells them."""
     if not verbosity.shows_progress:
         yield
         return
@@ -278,7 +268,7 @@ def _bar(work: Activity, note: Callable[[], str]) -> Iterator[None]:
             return ProgressBar(total, work.done, width=width, pulse=total is None, animation_time=task.get_time())
 
     before = Words(lambda: ": ".join(filter(None, (work.what, work.part))))
-    after = Words(lambda: ", ".join(filter(None, (work.how_far, note(), work.left_text))))
+    after = Words(lambda: ", ".join(filter(None, (work.how_far, note()))))
     with Progress(before, Bar(), after, console=console, transient=True) as bar:
         bar.add_task(work.what, total=None)
         yield

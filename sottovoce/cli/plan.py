@@ -28,7 +28,7 @@ from sottovoce.cli.options import (
     Yes,
     offering,
 )
-from sottovoce.cli.output import PATIENCE, answer, print_note, share_shown, show_elapsed, verbosity
+from sottovoce.cli.output import PATIENCE, answer, print_note, progress_kept, show_elapsed, verbosity
 from sottovoce.cli.progress_lines import activity
 from sottovoce.cli.run_files import code_beside
 from sottovoce.cli.terminal import print_line
@@ -40,7 +40,6 @@ from sottovoce.support.own_code import code_from
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from sottovoce.planning.plan_progress import PlanProgress
     from sottovoce.planning.question import Question
     from sottovoce.planning.ranking import Entry, Plan
 
@@ -120,11 +119,9 @@ def plan_(
             view=view, final_models=and_final_models, adjacency=adjacency, participation=participation,
             weights=weights, convex=convex, colluders=colluders,
         )  # fmt: skip
-    with show_elapsed("estimating what the plan takes"):
-        seconds = _announce(question, algorithm)
     rows = _Rows()
-    with share_shown("plan", rows.stopped) as tell, rows.shown_early():
-        found = plan(question, rows.counting(tell), rows.add, algorithm, seconds)
+    with progress_kept("algorithms", rows.kept) as advance, rows.shown_early():
+        found = plan(question, advance, rows.add, algorithm)
     if not found.ranked:
         reasons = "; ".join(dict.fromkeys(one.reason for one in found.refused))
         raise Unaccountable(f"no algorithm meets epsilon {question.epsilon:g} against {question.view}: {reasons}")
@@ -153,18 +150,6 @@ def _option(name: str) -> str:
     return "a run file" if name == "file" else f"--{name.removeprefix('as_').replace('_', '-')}"
 
 
-def _announce(question: "Question", algorithms: list[str] | None) -> list[float]:
-    """Say before a plan of minutes how long it takes, and what would be quick; the seconds of each candidate."""
-    from sottovoce.planning.plan_cost import plan_cost
-    from sottovoce.support.limits import check_cost
-
-    cost = plan_cost(question, algorithms)
-    check_cost(cost.what, cost.whole, cost.smaller_work)
-    if cost.notice:
-        print_note(f"sotto: {cost.notice}")
-    return [seconds or 0.0 for _, seconds in cost.each]
-
-
 class _Rows:
     """Rows on a terminal as soon as they are there, once a plan has taken two seconds; with --verbose always.
 
@@ -173,7 +158,7 @@ class _Rows:
 
     def __init__(self) -> None:
         self._waiting, self._names, self._at_once = list[str](), dict[str, None](), verbosity.verbose
-        self._reached, self._lock = "before the first of the algorithms", threading.Lock()
+        self._lock = threading.Lock()
 
     def add(self, entry: "Entry") -> None:
         """Another one."""
@@ -207,21 +192,11 @@ class _Rows:
         finally:
             patience.cancel()
 
-    def counting(self, tell: "Callable[[str, float], None]") -> "Callable[[PlanProgress], None]":
-        """Passes on how far the plan is, in words and as a share of its time."""
-
-        def hear(now: "PlanProgress") -> None:
-            counted = f"{now.done:,} of {now.total:,} algorithms"
-            self._reached = f"after {counted}" + (f", in {now.algorithm}" if now.algorithm else "")
-            tell(f"{counted}{now.algorithm and f', {now.algorithm}'}", now.share)
-
-        return hear
-
-    def stopped(self) -> str:
-        """How far a plan is that is stopped, rows that were not shown, and how to have those that were found."""
+    def kept(self, _: int) -> str:
+        """Of a plan that is stopped: rows that were not shown, and how to have those that were found."""
         found = f" Found: {'; '.join(self._waiting)}." if self._waiting else ""
         again = " ".join(f"--algorithm {name}" for name in self._names)
-        return f"stopped {self._reached}. Nothing is kept{again and f'; {again} answers with what was found'}.{found}"
+        return f"Nothing is kept{again and f'; {again} answers with what was found'}.{found}"
 
 
 def _question_of_file(file: Path, data: Path | None, epsilon: float | None, context: typer.Context) -> "Question":

@@ -16,7 +16,6 @@ from sottovoce.cli.output import (
     Table,
     answer,
     facts,
-    print_note,
     print_sentence,
     show,
     show_elapsed,
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm
     from sottovoce.privacy.accountant import Account
     from sottovoce.privacy.guarantee import Guarantee, Kind
-    from sottovoce.tracing.linear_system import LinearSystem
 
 NOT_PROVEN = "nothing here is proven for what runs; add --kind any-training, or --convex where local steps are convex"
 """Where only kinds were asked for that rest on more than what is known."""
@@ -120,7 +118,6 @@ def account_(
         answer_for_pairs(setting, system, sigma, sample, out, as_json)
         return
     with show_elapsed(f"accounting for {setting.view}") as work, telling_when_stopped(lambda: _done_of(work)):
-        _announce(setting, system, kinds, optimised)
         result = account(
             system,
             setting.adversary,
@@ -188,24 +185,6 @@ def _proven_kinds(algorithm: "Algorithm", setting: Setting, named: list[str] | N
             "take one of these, or add --convex where local steps are convex",
         )
     return tuple(kind for kind in proven if kind in asked)
-
-
-def _announce(setting: Setting, system: "LinearSystem", kinds: "tuple[Kind, ...]", optimised: bool) -> None:
-    """Say before work of minutes how long it takes, and what would be quick."""
-    from sottovoce.core.adjacency import parse_adjacency
-    from sottovoce.core.participation import parse_participation
-    from sottovoce.privacy.account_estimate import estimate_account
-    from sottovoce.privacy.accountant import headline_kinds
-    from sottovoce.privacy.terms import Terms
-    from sottovoce.support.limits import check_cost
-
-    terms = Terms(parse_adjacency(setting.adjacency), parse_participation(setting.scheme), optimised=optimised)
-    estimate = estimate_account(system, setting.adversary, kinds, terms, setting.victims)
-    check_cost(estimate.what, estimate.whole, estimate.smaller_work)
-    if estimate.notice:
-        print_note(f"sotto: {estimate.notice}")
-        if not set(kinds) & set(headline_kinds(system.algorithm, convex=setting.convex)):
-            print_note(f"sotto: there will be no headline: {NOT_PROVEN}")
 
 
 def _done_of(work: Activity) -> str:
@@ -309,7 +288,6 @@ def calibrate_(
     ):
         reference, target = setting.system(1.0), Target(epsilon, setting.delta)
         kinds = _proven_kinds(reference.algorithm, setting, kind)
-        _announce(setting, reference, kinds, optimised=False)
         found = calibrated_system(
             reference, setting.adversary, target, adjacency=setting.adjacency, participation=setting.scheme,
             convex=setting.convex, victims=setting.victims, kinds=kinds,

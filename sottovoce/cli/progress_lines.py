@@ -5,25 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from sottovoce.support.limits import duration_text
-
 INTERVAL = 10.0
 """Seconds between two lines, and before the first."""
-
-
-MEASURED = 5.0
-"""Seconds of work that a remaining time is told from at least: from less it is often far off."""
-
-RECENT = 120.0
-"""Seconds back to which work tells how fast the rest is, or half of its time so far if that is less."""
-
-SAMPLED = 0.2
-"""Seconds between two moments of which it is remembered how much was done."""
 
 
 @dataclass
@@ -37,39 +24,19 @@ class Activity:
     done: float = 0.0
     total: int = 0
     """How much of the part there is; 0 where nobody knows."""
-    _is_share: bool = False
-    _moments: deque[tuple[float, float]] = field(default_factory=deque)
-    _last: tuple[float, float] = (0.0, 0.0)
+    _counted_since: tuple[float, float] = (0.0, 0.0)
 
     def tell(self, done: int, total: int) -> None:
         """So much of it is done."""
         self.hear("", done, total)
 
     def hear(self, part: str, done: float, total: int) -> None:
-        """So much of a part is done, or of work on all of it. What is begun anew is measured anew."""
-        anew = part != self.part or total != self.total or done < self.done
-        self.part, self._is_share = part, False
-        self._reach(done, total, anew=anew)
+        """So much of a part is done, or of work on all of it."""
+        if (part, total) != (self.part, self.total):
+            self._counted_since = time.monotonic(), done
+        self.part, self.done, self.total = part, done, total
         if total and done == total and part:
             self.finished.append(part)
-
-    def hear_share(self, words: str, share: float) -> None:
-        """So great a share of all of it is done; words say what is at hand."""
-        self.part, self._is_share = words, True
-        self._reach(share, 1, anew=not self.total)
-
-    def _reach(self, done: float, total: int, *, anew: bool) -> None:
-        now = time.monotonic()
-        if anew or not self._moments:
-            self._moments = deque([(now, done)])
-        elif done > self.done and now - self._moments[-1][0] > SAMPLED:
-            self._moments.append((now, done))
-        if anew or done != self.done:
-            self._last = now, done
-        self.done, self.total = done, total
-        window = min(RECENT, max(MEASURED, (now - self.begun) / 2))
-        while len(self._moments) > 1 and self._moments[1][0] < now - window:
-            self._moments.popleft()
 
     @property
     def unfinished(self) -> tuple[str, str] | None:
@@ -81,39 +48,22 @@ class Activity:
         """How many are done of how many, or the share that work on all of them is worth; empty if nobody knows."""
         if not self.total:
             return ""
-        if self._is_share or self.done != int(self.done):
+        if self.done != int(self.done):
             return f"{int(100 * self.done / self.total)} %"
         return f"{int(self.done):,} of {self.total:,}"
 
     @property
     def rate(self) -> float | None:
-        """How much was done in a second lately; None before anything was."""
-        if not self._moments:
-            return None
-        (since, first), (at, done) = self._moments[0], self._last
-        return (done - first) / (at - since) if done > first and at > since else None
-
-    @property
-    def left(self) -> float | None:
-        """Seconds that the rest of what is counted takes at this pace; None if too little was measured to tell.
-
-        The pace is that of what was done: while nothing more is, the seconds that are left become fewer, not more.
-        """
-        if self.rate is None or self._last[0] - self._moments[0][0] < MEASURED:
-            return None
-        left = (self.total - self.done) / self.rate - (time.monotonic() - self._last[0])
-        return left if left >= 1 else None
-
-    @property
-    def left_text(self) -> str:
-        """The remaining time in words; empty where it is not known."""
-        return "" if self.left is None else f"about {duration_text(self.left)} left"
+        """How much was done in a second; None before anything was."""
+        since, first = self._counted_since
+        passed = time.monotonic() - since
+        return (self.done - first) / passed if self.done > first and passed > 0 else None
 
     def line(self) -> str:
         """How far it is, in one line."""
         reached = " ".join(filter(None, (self.part, self.how_far)))
         elapsed = f"{time.monotonic() - self.begun:.0f} s"
-        return f"sotto: {self.what}: {', '.join(filter(None, (reached, elapsed, self.left_text)))}"
+        return f"sotto: {self.what}: {', '.join(filter(None, (reached, elapsed)))}"
 
 
 _activities: list[Activity] = []

@@ -1,32 +1,25 @@
-"""Which algorithms a plan tries, with which settings, and their first rounds, traced to estimate the rest."""
+"""Which algorithms a plan tries, with which settings, and what their first rounds tell."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from sottovoce.algorithms.registry import algorithm_spec, algorithm_specs
 from sottovoce.algorithms.spec import AlgorithmSettings, AlgorithmSpec, Role
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.grid import with_exact_noise
-from sottovoce.core.topologies import Topology, weights_for
-from sottovoce.errors import InputError, Unaccountable
+from sottovoce.core.topologies import Topology
 from sottovoce.planning.question import Question
 from sottovoce.privacy.accountant import account
 from sottovoce.privacy.calibration import require_protection
-from sottovoce.support.limits import Cost
 from sottovoce.tracing.linear_system import LinearSystem
-from sottovoce.tracing.policy import trace_cost, trace_possible
 
 PAIRED = (1.0, 4.0)
 """Secrets that neighbours share are tried at so many times a node's own noise."""
 
 FIRST_ROUNDS = 3
 """So many show whether anything is proven at all."""
-
-BRIEF_SECONDS = 15.0
-"""What takes longer to trace, by an estimate that is rather too high, is not traced to estimate the rest."""
 
 
 @dataclass(frozen=True)
@@ -82,48 +75,11 @@ def as_run(built: Algorithm, net: Topology) -> Algorithm:
     return with_exact_noise(built, net) if built.secure_sum else built
 
 
-class Brief(NamedTuple):
-    """The first rounds of an algorithm that may be planned: what it takes to trace all, and with how many sizes of
-    secrets it is; traced, where that takes seconds."""
-
-    tracing: Cost
-    times: int
-    system: LinearSystem | None
-
-
-def brief_trace(question: Question, one: Candidate) -> Brief | None:
-    """The first rounds of an algorithm; None where it is refused before anything is traced."""
-    spec, rounds = one.spec, min(question.rounds, FIRST_ROUNDS)
-    if not spec.adds_noise or spec.needs_own_correlation or spec.averaging:
-        return None
-    try:
-        given = settings_for(question, one, rounds)
-        built = with_secrets(spec, given, 1.0)(1.0) if spec.shares_noise else spec.build_at(1.0, given)
-        net = question.topology(weights_for(built.requires, question.weights))
-        built = as_run(built, net)
-        cost = trace_cost(built, net, rounds=question.rounds)
-        traced = trace_possible(built, net, rounds=rounds) if cost.seconds <= BRIEF_SECONDS else None
-    except (InputError, Unaccountable):  # the plan itself says why
-        return None
-    return Brief(cost, len(PAIRED) if spec.shares_noise else 1, traced)
-
-
 def asks_first_rounds(question: Question, system: LinearSystem) -> bool:
     """Whether the first rounds of a system tell something about all of them: not where its noise is correlated."""
     return system.correlation is None and question.rounds > FIRST_ROUNDS
 
 
-def require_first_rounds(question: Question, one: Candidate, first: LinearSystem) -> None:
-    """Refuse an algorithm of which nothing is proven even for its first rounds: more are refused too, and much later.
-
-    Asked once of each question: by the estimate of a plan, or by the plan.
-    """
-    key = repr(one)
-    if key not in question.first_refusals:
-        question.first_refusals[key] = None
-        try:
-            require_protection(account(first, question.view, **question.terms(first.rounds)))
-        except (InputError, Unaccountable) as refusal:
-            question.first_refusals[key] = refusal
-    if (refused := question.first_refusals[key]) is not None:
-        raise refused
+def require_first_rounds(question: Question, first: LinearSystem) -> None:
+    """Refuse an algorithm of which nothing is proven even for its first rounds: more are refused too, much later."""
+    require_protection(account(first, question.view, **question.terms(first.rounds)))

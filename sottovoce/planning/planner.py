@@ -38,7 +38,6 @@ from sottovoce.planning.candidates import (
     with_secrets,
 )
 from sottovoce.planning.noise_accumulation import noise_in_models
-from sottovoce.planning.plan_progress import CountedPlan, PlanProgress
 from sottovoce.planning.question import Question
 from sottovoce.planning.ranking import Entry, Plan, PlannedSystem, Refused, rank
 from sottovoce.privacy.calibration import (
@@ -53,13 +52,9 @@ from sottovoce.privacy.covering_views import stand_in_of
 from sottovoce.privacy.sampled_batches import SampledCalibration, calibrate_sampled, saves_noise
 from sottovoce.privacy.views import with_final_models
 from sottovoce.support.limits import Cost, check_cost
-from sottovoce.support.progress import share_of_work
 from sottovoce.support.threads import one_thread
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.policy import ROUND_SECONDS, trace_coordinates, trace_possible
-
-TRACED, ACCOUNTED = 0.1, 0.8
-"""The shares of an algorithm's time in which it is traced and accounted for; in the rest its noise is added up."""
 
 ENOUGH = 1000
 """Parameters with which a round is played to count its messages."""
@@ -72,30 +67,31 @@ OWN_C = "it takes a correlation of your own; mafalda finds the best one"
 @one_thread()
 def plan(
     question: Question,
-    progress: Callable[[PlanProgress], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
     found: Callable[[Entry], None] | None = None,
     algorithms: Sequence[str] | None = None,
-    seconds: Sequence[float] | None = None,
 ) -> Plan:
     """Calibrate, trace and rank all algorithms, or those that are named.
 
-    `found` gets each that meets the target as soon as it is known. `progress` hears how far it is: by the `seconds`
-    that each of the `candidates` takes, where they were estimated (`plan_cost`).
+    `found` gets each that meets the target as soon as it is known; `progress` hears how many are done, and how many
+    there are.
     """
     ranked, refused = [], []
     every = candidates(algorithms)
     rounds = Cost(seconds=ROUND_SECONDS * question.rounds * len(every))
     check_cost(f"a plan of {question.rounds:,} rounds for {len(every)} algorithms", rounds, "take fewer rounds")
-    counted = CountedPlan(every, seconds, progress)
-    for one in every:
+    if progress is not None:
+        progress(0, len(every))
+    for done, one in enumerate(every, start=1):
         try:
-            with counted.candidate(one):
-                best = _best(question, one)
+            best = _best(question, one)
             ranked.append(best.entry)
             if found is not None:
                 found(best.entry)
         except (InputError, Unaccountable) as error:
             refused.append(Refused(one.name, one.settings, str(error)))
+        if progress is not None:
+            progress(done, len(every))
     ranked.sort(key=rank)
     return Plan(question, tuple(ranked), tuple(refused))
 
@@ -119,10 +115,7 @@ def _best(question: Question, one: Candidate) -> PlannedSystem:
         return _best_batches(question, one)
     if not spec.shares_noise:
         return _entry(question, one, lambda sigma: spec.build_at(sigma, given))
-    tried = []
-    for times in PAIRED:
-        with share_of_work(1 / len(PAIRED)):
-            tried.append(_entry(question, one, with_secrets(spec, given, times), secrets=times))
+    tried = (_entry(question, one, with_secrets(spec, given, times), secrets=times) for times in PAIRED)
     return min(tried, key=lambda found: found.error)
 
 
@@ -151,9 +144,8 @@ def _entry(
 
     built = as_run(build(1.0), net)
     if secrets is None:
-        with share_of_work(TRACED):
-            reference = trace_possible(with_sigma(built, 1.0), net, rounds=question.rounds)
-        unsampled = _calibrated(question, one, reference)
+        reference = trace_possible(with_sigma(built, 1.0), net, rounds=question.rounds)
+        unsampled = _calibrated(question, reference)
         chance = _by_chance(question, reference, unsampled)
         paired: Mapping[str, object] = {}
     else:
@@ -182,25 +174,21 @@ def _by_chance(question: Question, reference: LinearSystem, unsampled: Calibrate
     return found if found is not None and saves_noise(found.sigma, unsampled.sigma) else None
 
 
-def _calibrated(question: Question, one: Candidate, reference: LinearSystem) -> Calibrated:
+def _calibrated(question: Question, reference: LinearSystem) -> Calibrated:
     """The least sigma; the first rounds are asked first."""
     if asks_first_rounds(question, reference):
-        with share_of_work(ACCOUNTED * FIRST_ROUNDS / question.rounds):
-            require_first_rounds(question, one, reference.first_rounds(FIRST_ROUNDS))
+        require_first_rounds(question, reference.first_rounds(FIRST_ROUNDS))
     target = Target(question.epsilon, question.delta)
-    with share_of_work(ACCOUNTED):
-        return calibrated_system(reference, question.view, target, **question.terms(question.rounds))
+    return calibrated_system(reference, question.view, target, **question.terms(question.rounds))
 
 
 def _scaled(question: Question, build: Callable[[float], Algorithm], net: Topology) -> Calibrated:
     """The least sigma where secrets that neighbours share grow with it: mu falls as one over both."""
     target = Target(question.epsilon, question.delta)
-    with share_of_work(TRACED):
-        traced = trace_possible(build(1.0), net, rounds=question.rounds)
+    traced = trace_possible(build(1.0), net, rounds=question.rounds)
     view = question.adversary
     at = accounts_at(traced, lambda sigma: build(sigma).noise, **question.terms(question.rounds))
-    with share_of_work(ACCOUNTED):
-        reference = at(1.0, view)
+    reference = at(1.0, view)
     if reference.mu == 0:
         return Calibrated(0.0, reference)
     return in_proportion(lambda sigma: at(sigma, view), reference, target, margin=1e-9)

@@ -10,7 +10,7 @@ from sottovoce.core.graphs import Graph
 from sottovoce.core.noise import PerNode
 from sottovoce.core.participation import Participation, draws_by_chance, parse_participation
 from sottovoce.core.topologies import Topology, weigh
-from sottovoce.errors import InputError, Unaccountable
+from sottovoce.errors import InputError
 from sottovoce.learning.declared_records import DeclaredRecords, declare_records
 from sottovoce.privacy.account_settings import AccountSettings
 from sottovoce.privacy.gaussian_dp import mu_of
@@ -100,11 +100,6 @@ class Question:
             "adjacency": self.adjacency, "participation": self.scheme(rounds), "convex": self.convex, "kinds": kinds,
             "final_models": self.final_models,
         }  # fmt: skip
-
-    @cached_property
-    def first_refusals(self) -> dict[str, InputError | Unaccountable | None]:
-        """Why the first rounds of an algorithm are refused, of those that were asked about; None where they are not."""
-        return {}
 
     @cached_property
     def _nets(self) -> dict[str, Topology]:

@@ -15,7 +15,7 @@ from scipy import sparse
 
 from sottovoce.core.arrays import dense_if_small
 from sottovoce.privacy.absorption import Coupling
-from sottovoce.support.progress import report_steps
+from sottovoce.support.progress import report_work
 
 Array = NDArray[np.float64]
 
@@ -140,7 +140,7 @@ class Block(NamedTuple):
             if step.noise is not None:
                 absorbed /= step.noise
             p = step.transfer @ q
-            report_steps(1)
+            report_work(1)
         return now
 
     def _enter_(self, p: Array, t: int) -> None:
@@ -171,7 +171,7 @@ class Block(NamedTuple):
             wanted[step.heard] = there[step.heard]
             price = step.price(wanted if step.summed is None else wanted + step.summed @ (there - wanted))
             later = price if step.without is None else np.where(step.without[:, None], further, price)
-            report_steps(1)
+            report_work(1)
         return out
 
     @property

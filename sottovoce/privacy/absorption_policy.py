@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -38,7 +37,7 @@ from scipy import sparse
 from sottovoce.core.participation import Participation
 from sottovoce.privacy.absorption import Coupling
 from sottovoce.privacy.absorption_block import Array, Block, Followed, Room, Step, cost_of, dot, exposed, ready_steps
-from sottovoce.support.progress import counted_in_steps, report_progress, report_steps
+from sottovoce.support.progress import expect_work, report_progress, report_work
 from sottovoce.support.threads import WORKERS, chunks
 
 SWEEPS, MOST_SWEEPS = 2, 8
@@ -57,6 +56,10 @@ PROGRESS = 1e-5
 
 IN_CACHE = 100_000
 """Differences, of nodes and victims, that are carried together: more of them fall out of the processor's cache."""
+
+BLOCKS = 4
+"""Victims that fit in the cache together are divided into so many blocks, however many cores there are: a search goes
+on as long as the cost of any victim of its block falls."""
 
 ALONE = 200_000
 """Up to so many differences over all rounds, threads would wait for each other longer than they compute."""
@@ -78,7 +81,7 @@ def least_cost(
     """
     T, N = len(rounds), len(rounds[0].fresh)
     alone = T * N * len(victims) <= ALONE
-    size = max(1, min(IN_CACHE // N, len(victims) if alone else -(-len(victims) // WORKERS)))
+    size = max(1, min(IN_CACHE // N, len(victims) if alone else -(-len(victims) // BLOCKS)))
     groups = _groups(rounds, victims, policy)
     blocks = _blocks([(group, group.members) for group in groups], size)
     rooms: SimpleQueue[Room] = SimpleQueue()
@@ -90,12 +93,13 @@ def least_cost(
     def solve(sweeps: int, block: _Members) -> NDArray[np.intp]:
         group, some = block
         room, cost = rooms.get(), np.zeros(len(some))
-        with nullcontext() if alone else counted_in_steps(len(some), T * _most_passes(policy, sweeps) * len(parts)):
-            for part in parts:
-                start = group.start(steps, part, victims)
-                found = _solve(Block(steps, part, victims[some], room), policy, sweeps, start)
-                cost = np.maximum(cost, found.cost)
-                falling[some] |= found.falls
+        if not alone:
+            expect_work(T * _most_passes(policy, sweeps) * len(parts))
+        for part in parts:
+            start = group.start(steps, part, victims)
+            found = _solve(Block(steps, part, victims[some], room), policy, sweeps, start)
+            cost = np.maximum(cost, found.cost)
+            falling[some] |= found.falls
         rooms.put(room)
         out[some] = np.minimum(out[some], cost)
         return some
@@ -299,7 +303,7 @@ def _descend(block: Block, now: Followed, best: Array) -> Array:
         following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
         ahead = [q + (momentum - 1) / following * (q - b) for q, b in zip(carried, before, strict=True)]
         before, momentum = carried, following
-        report_steps(2 * len(block.steps))
+        report_work(2 * len(block.steps))
         if iteration % CHECKED == CHECKED - 1:
             reached = block.follow(partial(_absorb_rest, rounds), 1)
             best = np.fmin(best, cost_of(block.steps, reached))

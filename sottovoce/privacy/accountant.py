@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from sottovoce.core.adjacency import parse_adjacency
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.absorption_policy import Policy
-from sottovoce.privacy.account_cost import account_cost
-from sottovoce.privacy.account_estimate import estimate_account
 from sottovoce.privacy.account_table import table_by_distance
 from sottovoce.privacy.assumptions import Assumption, at_other_noise
 from sottovoce.privacy.covering_views import Coverage, as_sums, coalitions, coverage, covering_views
-from sottovoce.privacy.exact.several import SeveralViews
 from sottovoce.privacy.guarantee import KINDS, Guarantee, Kind, guarantee_documents, parse_kind
 from sottovoce.privacy.kind_bounds import KindBounds
+from sottovoce.privacy.observation import observe
 from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.terms import Terms
 from sottovoce.privacy.views import View, ViewKind, parse_view, with_final_models
 from sottovoce.support.json_numbers import JSON
-from sottovoce.support.limits import check_cost
 from sottovoce.support.notebook_html import DELTA, html_table
-from sottovoce.support.progress import counted, share_is_heard, share_of_work
+from sottovoce.support.progress import counted
 from sottovoce.support.threads import one_thread
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.noise_scaling import ROUNDING as NOISE_ROUNDING
@@ -34,7 +31,8 @@ from sottovoce.tracing.noise_scaling import ROUNDING as NOISE_ROUNDING
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm
 
-Part = TypeVar("Part")
+IN_TURN = (Kind.AS_PUBLISHED, Kind.ANY_TRAINING, Kind.FIXED_STREAMS, Kind.CONVEX_TRAINING)
+"""The order in which kinds are computed: what takes longest comes last."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -201,7 +199,7 @@ def account(
     - `covering`: whether the headline holds for all of `covering_views`; a report that accounts for each of them
       separately asks for this view alone;
     - `optimised`: optimise the policies of the absorption bound, however long that takes; otherwise they are optimised
-      if it takes seconds, and swept if not.
+      for small systems and few victims, and swept for others.
 
     >>> from sottovoce import algorithm, metropolis, trace
     >>> system = trace(algorithm("dp-d-sgd", sigma=2.0), metropolis("ring:10"), rounds=16)
@@ -214,33 +212,12 @@ def account(
     view = as_sums(named, system)
     wanted = tuple(parse_kind(kind) for kind in kinds)
     terms = Terms(parse_adjacency(adjacency), parse_participation(participation), convex, lipschitz, optimised)
-    estimate = estimate_account(system, view, wanted, terms, victims, covering=covering)
-    check_cost(estimate.what, estimate.whole, "take fewer rounds, a smaller graph or fewer victims")
-    every = covering_views(view, system) if covering else ()
-    adversaries = (view, *(other for other in every if other != view))
-    own, *rest = _shares(adversaries, lambda one: _adversary_seconds(system, one, wanted, terms, victims))
-    with share_of_work(own):
-        found = _account_for(view, terms, wanted, victims, SeveralViews(system, terms.scheme))
+    found = _account_for(system, view, terms, wanted, victims)
     if not covering or found.headline is None:
         return found
-    others = []
-    for other, share in zip(adversaries[1:], rest, strict=True):
-        with share_of_work(share):
-            others.append(_headline_account(found, other, terms, victims))
+    every = covering_views(view, system)
+    others = [_headline_account(found, other, terms, victims) for other in every if other != view]
     return replace(_with_worst_headline(found, others), coverage=coverage((view, *every), system))
-
-
-def _adversary_seconds(
-    system: LinearSystem, view: View, kinds: Sequence[Kind], terms: Terms, victims: Sequence[int] | None
-) -> float:
-    return estimate_account(system, view, kinds, terms, victims, covering=False).whole.seconds
-
-
-def _shares(parts: Sequence[Part], estimate: Callable[[Part], float]) -> list[float]:
-    """What share of all work each part is, by the seconds that it takes; not estimated where nobody hears of it."""
-    seconds = [estimate(part) for part in parts] if share_is_heard() else []
-    whole = sum(seconds)
-    return [one / whole for one in seconds] if whole else [1 / max(1, len(parts))] * len(parts)
 
 
 def account_for_each(
@@ -252,43 +229,37 @@ def account_for_each(
     convex: bool,
     kinds: Sequence[str],
 ) -> Iterator[Account]:
-    """`account` of several adversaries in turn, without `covering`: what small views share is computed once.
-
-    Whoever asks has checked that it is affordable.
-    """
+    """`account` of several adversaries in turn, without `covering`."""
     terms = Terms(parse_adjacency(adjacency), parse_participation(participation), convex)
     wanted = tuple(parse_kind(kind) for kind in kinds)
-    seen = [as_sums(view, system) for view in adversaries]
-    single = [view for view in seen if view.kind is not ViewKind.ANY_COALITION]
-    together = SeveralViews(system, terms.scheme, single if Kind.FIXED_STREAMS in wanted else ())
-    for view in seen:
-        yield _account_for(view, terms, wanted, None, together)
+    for view in adversaries:
+        yield _account_for(system, as_sums(view, system), terms, wanted, None)
 
 
 @one_thread()
 def _account_for(
-    view: View, terms: Terms, kinds: Sequence[Kind], victims: Sequence[int] | None, views: SeveralViews
+    system: LinearSystem, view: View, terms: Terms, kinds: Sequence[Kind], victims: Sequence[int] | None
 ) -> Account:
     """The account of one adversary, or of any coalition of a size, whoever else the headline has to cover."""
     if view.kind is ViewKind.ANY_COALITION:
-        return _account_for_coalitions(views.system, view, terms, kinds, victims)
-    system, observation = views.system, views.observe(view, victims)
+        return _account_for_coalitions(system, view, terms, kinds, victims)
+    observation = observe(system, view, victims=victims)
     terms.scheme.check(observation.gradient_rounds)
-    work = KindBounds(system, view, observation, terms, views)
+    work = KindBounds(system, view, observation, terms)
+    work.check(kinds)
     found: list[Guarantee] = []
-    refusals: list[str] = []
-    shares = _shares(kinds, lambda kind: account_cost(system, view, [kind], terms.scheme, victims).seconds)
-    for kind, share in zip(kinds, shares, strict=True):
+    refusals: dict[Kind, str] = {}
+    for kind in sorted(kinds, key=IN_TURN.index):
         try:
-            with share_of_work(share), counted(kind.value, len(observation.victims)):
+            with counted(kind.value, len(observation.victims)):
                 found += work.guarantees(kind)
         except Unaccountable as refusal:
-            refusals.append(f"{kind}: {refusal}")
+            refusals[kind] = f"{kind}: {refusal}"
     order = list(Kind)
     found.sort(key=lambda guarantee: (guarantee.victim, order.index(guarantee.kind)))
     headline = _headline(found, system.algorithm.averaging, terms.convex)
-    covers = coverage([view], system)
-    return Account(system, view, tuple(found), headline, tuple(refusals), tuple(kinds), covers, work.policy)
+    refused = tuple(refusals[kind] for kind in kinds if kind in refusals)
+    return Account(system, view, tuple(found), headline, refused, tuple(kinds), coverage([view], system), work.policy)
 
 
 def _account_for_coalitions(
@@ -296,13 +267,11 @@ def _account_for_coalitions(
 ) -> Account:
     """For each victim and kind the worst of all coalitions; the headline is that of the coalition that learns most."""
     asked = [kind for kind in kinds if kind is not Kind.AS_PUBLISHED]
-    accounts, every = [], list(coalitions(view, system))
-    together = SeveralViews(system, terms.scheme, every if Kind.FIXED_STREAMS in asked and victims is None else ())
-    for one in every:
+    accounts = []
+    for one in coalitions(view, system):
         others = None if victims is None else [victim for victim in victims if victim not in one.members]
         if others != []:
-            with share_of_work(1 / len(every)):
-                accounts.append(_account_for(one, terms, asked, others, together))
+            accounts.append(_account_for(system, one, terms, asked, others))
     if not accounts:
         raise InputError(f"view {view}", "each such coalition contains all the victims", "name more victims")
     refusals = dict.fromkeys(refusal for found in accounts for refusal in found.refusals)
@@ -329,8 +298,7 @@ def _headline_account(found: Account, view: View, terms: Terms, victims: Sequenc
     averaging = found.system.algorithm.averaging
     kinds = [kind for kind in found.kinds if kind in KINDS and (averaging or kind is not Kind.FIXED_STREAMS)]
     others = None if victims is None else [victim for victim in victims if victim not in view.members]
-    alone = SeveralViews(found.system, terms.scheme)
-    return None if others == [] else _account_for(view, terms, kinds, others, alone)
+    return None if others == [] else _account_for(found.system, view, terms, kinds, others)
 
 
 def _with_worst_headline(found: Account, others: Sequence[Account | None]) -> Account:

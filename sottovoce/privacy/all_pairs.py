@@ -20,17 +20,15 @@ from numpy.typing import NDArray
 
 from sottovoce.core.participation import Participation
 from sottovoce.core.sensitivity import relative
-from sottovoce.errors import InputError, Unaccountable
+from sottovoce.errors import InputError
 from sottovoce.privacy import views
-from sottovoce.privacy.account_cost import account_cost
 from sottovoce.privacy.exact import routes
-from sottovoce.privacy.guarantee import Figure, Kind
-from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
-from sottovoce.privacy.observation import Observation, observe
+from sottovoce.privacy.guarantee import Figure
+from sottovoce.privacy.observation import observe
 from sottovoce.support.auditor_key import is_signed, sign
 from sottovoce.support.files import check_writable, explaining, open_to_append, write_text
 from sottovoce.support.json_numbers import JSON, from_json, is_number, to_json
-from sottovoce.support.limits import Cost
+from sottovoce.support.limits import Cost, limits_are_lifted, limits_lifted
 from sottovoce.support.processes import signals_wait
 from sottovoce.support.regular_files import irregular
 from sottovoce.support.text import parse_json, read_text
@@ -44,9 +42,6 @@ Progress = Callable[[int, int], None]
 
 STORE = "figures are stored in a text file", "name another file"
 """The rule that a store breaks where it cannot be read or written, and the remedy."""
-
-MANY, ABOVE = 10_000, 1e-3
-"""On graphs with more pairs than this, mu may be so much above the exact loss, relatively: that is far quicker."""
 
 SHADES = " .:-=+*#%@"
 
@@ -64,7 +59,7 @@ def all_pairs(
 ) -> NDArray[np.float64]:
     """mu of the exact loss (fixed streams): a row for each attacker (None: every node), a column for each node.
 
-    Row a, column u is what a learns about u; 0 where they are the same. Rounded up by at most `rounded_up_by(n)`.
+    Row a, column u is what a learns about u; 0 where they are the same.
     `begin` is called with those attackers that are not in the store, before anything is computed or written. To
     `bounds` are added the attackers whose rows are bounds, or were stored, which does not say what they are.
     """
@@ -84,17 +79,15 @@ def all_pairs(
     for place in set(range(len(who))).difference(left):
         out[place] = done[who[place]]
 
-    # those who are dear are often neighbours: mixed, the time that is left follows from the time so far
-    order = np.random.default_rng(0).permutation(left).astype(int).tolist()
+    lifted = limits_are_lifted()
 
     def row(attacker: int) -> NDArray[np.float64]:
         observation = observe(system, views.node(attacker, secure_sum=secure_sum))
-        squares = routes.squared(observation, scheme, above=rounded_up_by(n))
-        rounded_up = rounded_up_by(n) is not None and not system.algorithm.averaging
-        if rounded_up or routes.figure_of(observation, scheme) is Figure.BOUND:
-            bounds.add(attacker)
         found = np.zeros(n)
-        found[observation.victims] = np.sqrt(np.minimum(squares, _told_by_noisy_gradients(observation, scheme)))
+        with limits_lifted(lifted):  # threads of their own do not know
+            found[observation.victims] = np.sqrt(routes.squared(observation, scheme))
+        if routes.figure_of(observation, scheme) is Figure.BOUND:
+            bounds.add(attacker)
         return found
 
     kept = len(who) - len(left)
@@ -111,19 +104,8 @@ def all_pairs(
                 progress(kept, len(who))
 
     with one_thread(), ThreadPoolExecutor(WORKERS) as pool:
-        _keep_each({pool.submit(row, who[place]): place for place in order}, keep)
+        _keep_each({pool.submit(row, who[place]): place for place in left}, keep)
     return out
-
-
-def _told_by_noisy_gradients(observation: Observation, scheme: Participation) -> _Mus | float:
-    """mu^2 that no exact loss is above, where noise is on gradients: a figure that is rounded up may be."""
-    system = observation.system
-    if rounded_up_by(system.n) is None or system.algorithm.averaging:
-        return np.inf
-    try:
-        return loss_given_noisy_gradients(system, observation.view, observation.victims, scheme)
-    except Unaccountable:
-        return np.inf
 
 
 def _keep_each(rows: Mapping[Future[_Mus], int], keep: Callable[[int, _Mus], None]) -> None:
@@ -142,21 +124,18 @@ def _keep_each(rows: Mapping[Future[_Mus], int], keep: Callable[[int, _Mus], Non
         raise
 
 
-def rounded_up_by(n: int) -> float | None:
-    """How far mu of pairs of so many nodes may be above the exact loss, relatively; None: only as far as any figure.
-
-    M and its worst direction are rounded up by twice this together, and mu is the root of what they make.
-    """
-    return ABOVE if n * (n - 1) > MANY else None
-
-
 def pairs_cost(
     system: LinearSystem, scheme: Participation, attackers: Sequence[int], *, secure_sum: bool = False
 ) -> Cost:
-    """What all pairs with these attackers take, on one core."""
-    rough = rounded_up_by(system.n) is not None
-    each = (views.node(attacker, secure_sum=secure_sum) for attacker in attackers)
-    return sum((account_cost(system, view, [Kind.FIXED_STREAMS], scheme, rough=rough) for view in each), Cost())
+    """What all pairs with these attackers take, from sizes: memory of the one who hears most, work of the middle one
+    for each of them."""
+    heard = np.diff(system.topology.at(0).weights.indptr)
+    in_order = sorted(attackers, key=lambda attacker: heard[attacker])
+    middle, most = (
+        routes.loss_cost(observe(system, views.node(attacker, secure_sum=secure_sum)), scheme)
+        for attacker in (in_order[len(in_order) // 2], in_order[-1])
+    )
+    return Cost(memory=WORKERS * most.memory, seconds=len(in_order) * middle.seconds)
 
 
 def sampled_attackers(n: int, count: int, seed: int) -> list[int]:
@@ -194,7 +173,6 @@ def _title(system: LinearSystem, scheme: Participation, secure_sum: bool) -> dic
         "rounds": system.rounds,
         "participation": str(scheme),
         "secure_sum": secure_sum,
-        "rounded_up_by": rounded_up_by(system.n),
         "content": digest.hexdigest(),
     }
 

@@ -69,13 +69,6 @@ def closedness(system: LinearSystem, view: View, observed: Observation | None = 
     return _by_steps(observation) or _unrolled(observation)
 
 
-@one_thread()
-def may_be_closed(system: LinearSystem, view: View) -> bool:
-    """Whether a view is closed, or only the check over all rounds can tell."""
-    found = _by_steps(observe(system, view, own=True))
-    return found is None or found.closed
-
-
 def _by_steps(observation: Observation) -> Closedness | None:
     """Whether a view, with its own messages, is closed; None where the check over all rounds decides."""
     system, view = observation.system, observation.view

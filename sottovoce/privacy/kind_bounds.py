@@ -21,19 +21,18 @@ from sottovoce.core.sum_grid import sum_grid
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.absorption import Coupling, all_step_with_noise, couple, may_couple
 from sottovoce.privacy.absorption_policy import Policy, least_cost
-from sottovoce.privacy.account_cost import policy_for
+from sottovoce.privacy.account_cost import check_policy_cost, policy_for
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind, rounding
 from sottovoce.privacy.clipped_growth import UNBOUNDED, late_cost, may_gain
-from sottovoce.privacy.closedness import Closedness, closedness, is_plainly_open, may_be_closed
+from sottovoce.privacy.closedness import Closedness, closedness, is_plainly_open
 from sottovoce.privacy.convexity import least_weight
 from sottovoce.privacy.covering_views import hides_in_sums, lacks_secrets
 from sottovoce.privacy.discrete_noise import discrete_factor
+from sottovoce.privacy.exact import routes
 from sottovoce.privacy.exact.averaging import averaging_loss
-from sottovoce.privacy.exact.routes import figure_of
-from sottovoce.privacy.exact.several import SeveralViews
 from sottovoce.privacy.final_models import covered_final_models
 from sottovoce.privacy.guarantee import Figure, Guarantee, Kind, TrainingProof
-from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients, may_bound
+from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.observation import Observation, observe
 from sottovoce.privacy.reach import reaching_gradients
 from sottovoce.privacy.terms import Terms
@@ -106,20 +105,6 @@ class _Reactions(NamedTuple):
     plainly_open: bool
 
 
-def may_apply(kind: Kind, system: LinearSystem, view: View) -> bool:
-    """Whether a kind of guarantee may be offered, as far as can be told before anything is computed."""
-    try:
-        if kind is not Kind.ANY_TRAINING:
-            _require_messages(system)
-        if kind in (Kind.ANY_TRAINING, Kind.CONVEX_TRAINING):
-            _require_training(system)
-    except Unaccountable:
-        return False
-    if kind is Kind.CONVEX_TRAINING:
-        return may_couple(system, view)
-    return kind is not Kind.ANY_TRAINING or may_bound(system) or may_couple(system, view) or may_be_closed(system, view)
-
-
 def _require_messages(system: LinearSystem) -> None:
     if system.only_gradients:
         raise Unaccountable(system.only_gradients)
@@ -131,17 +116,20 @@ def _require_training(system: LinearSystem) -> None:
 
 
 class KindBounds:
-    """The bounds of one view, kind by kind: what kinds share is computed once, and what `views` share by these."""
+    """The bounds of one view, kind by kind: what kinds share is computed once."""
 
-    def __init__(
-        self, system: LinearSystem, view: View, observation: Observation, terms: Terms, views: SeveralViews
-    ) -> None:
-        self.system, self.view, self.observation, self._views = system, view, observation, views
+    def __init__(self, system: LinearSystem, view: View, observation: Observation, terms: Terms) -> None:
+        self.system, self.view, self.observation = system, view, observation
         self.scheme, self.adjacency, self.lipschitz = terms.scheme, terms.adjacency, terms.lipschitz
         self.optimised = terms.optimised
         self.policy: Policy | None = None
         self._exact: dict[View, _Squares] = {}
         self._couplings: dict[View, tuple[Coupling, ...]] = {}
+
+    def check(self, kinds: Sequence[Kind]) -> None:
+        """Refuse a search for policies that is too large, before anything is computed."""
+        if Kind.CONVEX_TRAINING in kinds and not self.system.only_gradients and may_couple(self.system, self.view):
+            check_policy_cost(self.system, len(self.observation.victims), self.scheme, optimised=self.optimised)
 
     def guarantees(self, kind: Kind) -> list[Guarantee]:
         """The guarantees of one kind for every victim; refused where it does not apply."""
@@ -259,8 +247,8 @@ class KindBounds:
             seen = self.observation
             if view != self.view:
                 seen = observe(self.system, view, victims=self.observation.victims.tolist())
-            squares = self._views.squared(seen)
-            figure = figure_of(seen, self.scheme)
+            squares = routes.squared(seen, self.scheme)
+            figure = routes.figure_of(seen, self.scheme)
             self._exact[view] = _Squares(squares, [figure if square else Figure.EXACT for square in squares.tolist()])
         return self._exact[view]
 

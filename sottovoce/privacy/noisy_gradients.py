@@ -71,16 +71,6 @@ def _per_round(system: LinearSystem, view: View, victims: NDArray[np.intp]) -> A
     return np.where(_leaving(system), precisions.reshape(-1, system.n), 0.0)[:, victims]
 
 
-def may_bound(system: LinearSystem) -> bool:
-    """Whether noise enters with the gradients, so that noisy gradients bound every view."""
-    try:
-        for step in dict.fromkeys(step for step in system.steps if step.gradients):
-            _local_spread(system.algorithm, step)
-    except Unaccountable:
-        return False
-    return True
-
-
 def _correlated_loss(correlation: Correlation, scheme: Participation, rounds: int) -> float:
     """mu^2 of the worst change at noise of size 1. Where a change shows no more often than C has bands, columns add."""
     if scheme.times is not None and correlation.bands(rounds) <= scheme.apart:

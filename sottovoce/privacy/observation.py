@@ -126,6 +126,16 @@ class Observation:
         return sum(step.observed.state.shape[0] for step in self.steps)
 
     @cached_property
+    def state(self) -> int:
+        """How many components the state has, at most."""
+        return max(max(step.out.state.shape) for step in self.distinct_steps)
+
+    @cached_property
+    def links(self) -> int:
+        """By how many weights the state goes on in a round, at most."""
+        return max(int(step.out.state.nnz) for step in self.distinct_steps)
+
+    @cached_property
     def sources(self) -> int:
         """How many noise sources are unknown, over all rounds."""
         return sum(step.observed.noise.shape[1] for step in self.steps)

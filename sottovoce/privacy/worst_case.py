@@ -38,39 +38,25 @@ SUMMED = 1 << 15
 """Entries whose absolute values are summed at once."""
 
 
-def worst_case(M_VTT: NDArray[np.float64], scheme: Participation, rounds: int, gap: float = GAP) -> NDArray[np.float64]:
+def worst_case(M_VTT: NDArray[np.float64], scheme: Participation, rounds: int) -> NDArray[np.float64]:
     """mu^2 of each victim: the largest over patterns of the semidefinite value, as a sound upper bound."""
-    return worst_case_by_residue(M_VTT[None], scheme, rounds, gap)
-
-
-def worst_case_by_residue(
-    M_RVJJ: NDArray[np.float64], scheme: Participation, rounds: int, gap: float = GAP
-) -> NDArray[np.float64]:
-    """The same where patterns hold only rounds that are a multiple of R from each other.
-
-    `M_RVJJ[r, v, i, j]` is M of rounds `r + i R` and `r + j R`.
-    """
-    alike: dict[int, list[NDArray[np.intp]]] = {}
+    alike: dict[int, list[slice]] = {}
     for pattern in scheme.patterns(rounds):
-        alike.setdefault(len(pattern), []).append(pattern)
-    R, V, J, _ = M_RVJJ.shape
-    size = max(1, int(AT_ONCE / (R * J**2)))
+        alike.setdefault(len(pattern), []).append(_spaced(pattern))
+    V, T, _ = M_VTT.shape
+    size = max(1, int(AT_ONCE / T**2))
     some = [slice(first, first + size) for first in range(0, V, size)]
 
     def largest(group: slice) -> NDArray[np.float64]:
         found = []
         for patterns in alike.values():
-            if len(patterns) == R and len(patterns[0]) == J:  # every residue, and all of it
-                stacked = M_RVJJ[:, group].reshape(-1, J, J)
-            else:
-                places = [(pattern[0] % R, _spaced(pattern // R)) for pattern in patterns]
-                stacked = np.concatenate([M_RVJJ[r, group, among, among] for r, among in places])
-            found.append(largest_bound(stacked, len(patterns), gap))
+            stacked = np.concatenate([M_VTT[group, among, among] for among in patterns])
+            found.append(largest_bound(stacked, len(patterns)))
         return np.max(found, axis=0)
 
     with one_thread(), ThreadPoolExecutor(WORKERS) as pool:
         found = np.concatenate([np.zeros(0), *(pool.map if len(some) > 1 else map)(largest, some)])
-    return np.minimum(found, once_in_each_epoch(M_RVJJ[0], scheme.apart)) if scheme.shuffled else found
+    return np.minimum(found, once_in_each_epoch(M_VTT, scheme.apart)) if scheme.shuffled else found
 
 
 def _spaced(numbers: NDArray[np.intp]) -> slice:
@@ -102,12 +88,12 @@ def absolute_rows(M_VTT: NDArray[np.float64]) -> NDArray[np.float64]:
     return found
 
 
-def bound(M_VTT: NDArray[np.float64], gap: float = GAP) -> NDArray[np.float64]:
+def bound(M_VTT: NDArray[np.float64]) -> NDArray[np.float64]:
     """The semidefinite value of each matrix, from above, within the gap."""
-    return largest_bound(M_VTT, 1, gap)
+    return largest_bound(M_VTT, 1)
 
 
-def largest_bound(M_VTT: NDArray[np.float64], patterns: int, gap: float = GAP) -> NDArray[np.float64]:
+def largest_bound(M_VTT: NDArray[np.float64], patterns: int) -> NDArray[np.float64]:
     """The largest semidefinite value of each victim, from above, within the gap; pattern after pattern.
 
     `sum |M|` is the value of matrices without negative entries, and near enough for many others. The pattern that costs
@@ -115,7 +101,7 @@ def largest_bound(M_VTT: NDArray[np.float64], patterns: int, gap: float = GAP) -
     """
     if not np.array_equal(M_VTT, M_VTT.transpose(0, 2, 1)):
         M_VTT = (M_VTT + M_VTT.transpose(0, 2, 1)) / 2
-    search = DualSearch(M_VTT, patterns, gap)
+    search = DualSearch(M_VTT, patterns)
     if search.open.any():
         search.try_signs()
         search.solve(search.first_of_each_victim(search.not_bounded()))
@@ -131,11 +117,11 @@ class DualSearch:
     rounding error: the result is sound whatever came before.
     """
 
-    def __init__(self, M_VTT: NDArray[np.float64], patterns: int, gap: float) -> None:
-        self.M_VTT, self.gap = M_VTT, gap
+    def __init__(self, M_VTT: NDArray[np.float64], patterns: int) -> None:
+        self.M_VTT = M_VTT
         self._rows_VT = absolute_rows(M_VTT)
         self.best, self.y_VT = self._rows_VT.sum(axis=1), self._rows_VT.copy()
-        self.open = self.best - M_VTT.sum(axis=(1, 2)) > gap * self.best
+        self.open = self.best - M_VTT.sum(axis=(1, 2)) > GAP * self.best
         self._victims = max(1, len(M_VTT) // patterns)
         self._widest_V, self._reached_V = self._rows_VT.max(axis=1, initial=0.0), np.zeros(len(M_VTT))
 
@@ -146,11 +132,11 @@ class DualSearch:
         signs_VT = _signs(M_VTT)
         y_VT = signs_VT * _times(M_VTT, signs_VT)
         value = self._reached_V[some] = y_VT.sum(axis=1)
-        lift, rounding = 0.9 * self.gap * value / T, _rounding(self._widest_V[some], y_VT)
-        near = rounding < 0.1 * self.gap * value / T
+        lift, rounding = 0.9 * GAP * value / T, _rounding(self._widest_V[some], y_VT)
+        near = rounding < 0.1 * GAP * value / T
         shown = near & _are_psd(y_VT + lift[:, None], M_VTT)
         self._take(some[shown], y_VT[shown] + (lift + rounding)[shown, None])
-        self.open[some] &= self.best[some] - value > self.gap * self.best[some]
+        self.open[some] &= self.best[some] - value > GAP * self.best[some]
 
     def first_of_each_victim(self, some: NDArray[np.intp]) -> NDArray[np.intp]:
         """The one of each victim for which signs have reached most."""
@@ -179,7 +165,7 @@ class DualSearch:
             shares_VT = np.divide(self._rows_VT[others], rows_VT, out=np.ones_like(rows_VT), where=rows_VT > 0)
             y_VT = self.y_VT[ones] * shares_VT
             sums = y_VT.sum(axis=1)
-            most = (1 - 2 * self.gap) * self.best[ones]
+            most = (1 - 2 * GAP) * self.best[ones]
             y_VT *= np.divide(most, sums, out=np.zeros_like(sums), where=sums > 0)[:, None]
             found[~found] = _are_psd(y_VT - _rounding(self._widest_V[others], y_VT)[:, None], self.M_VTT[others])
         return found
@@ -189,9 +175,9 @@ class DualSearch:
         if not some.size:
             return
         known = self._largest_known()[some % self._victims]
-        enough = np.where(self.open[known], 0.0, (1 - 2 * self.gap) * self.best[known])
+        enough = np.where(self.open[known], 0.0, (1 - 2 * GAP) * self.best[known])
         M_VTT = self.M_VTT[some]
-        self._take(some, _feasible(M_VTT, semidefinite_values(M_VTT, 0.9 * self.gap, enough).y_VT))
+        self._take(some, _feasible(M_VTT, semidefinite_values(M_VTT, 0.9 * GAP, enough).y_VT))
 
     def _take(self, some: NDArray[np.intp], y_VT: NDArray[np.float64]) -> None:
         """Note certificates where they are better: these matrices are known."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from sottovoce.core.final_models import FinalModels
 from sottovoce.core.noise import NoNoise
 from sottovoce.core.noise_key import public_seed
 from sottovoce.errors import InputError
-from sottovoce.privacy import views
 from sottovoce.privacy.covering_views import NODE_ROUNDS
 from sottovoce.privacy.views import node_numbers
 from sottovoce.run.run_accountant import RunAccountant
@@ -21,11 +18,11 @@ from sottovoce.run.training_run import TrainingRun
 LARGEST = 10 * NODE_ROUNDS
 """Runs with more nodes times rounds than this get no attacker unasked."""
 
-SECONDS = 60.0
-"""What attackers that nobody asked for may take, by an estimate: their number must not depend on the machine."""
+WORK = 1e12
+"""Multiplications, roughly, of all attackers that nobody asked for: sizes decide on their number, and no machine."""
 
 
-LEFT_OUT = ": all would take longer than a minute; the headline, if there is one, covers those left out as well"
+LEFT_OUT = ": all would take long; the headline, if there is one, covers those left out as well"
 
 
 class Attackers(NamedTuple):
@@ -36,7 +33,7 @@ class Attackers(NamedTuple):
 
 
 def choose_attackers(accountant: RunAccountant, wanted: str | int | Sequence[int | str]) -> Attackers:
-    """`wanted` are nodes by number or name, how many to sample, `all`, `none`, or `auto`: what a minute allows."""
+    """`wanted` are nodes by number or name, how many to sample, `all`, `none`, or `auto`: as many as sizes allow."""
     training_run = accountant.training_run
     n, automatic = training_run.topology.n, wanted == "auto"
     if n == 1 and wanted in ("all", "auto"):
@@ -67,16 +64,17 @@ def _count(accountant: RunAccountant, wanted: str) -> int:
         size = n * accountant.training_run.rounds
         if size > LARGEST or not _has_attackers(accountant.training_run):
             return 0
-        return min(n, max(1, NODE_ROUNDS // size), int(SECONDS / seconds_for_each(accountant)))
+        return min(n, max(1, NODE_ROUNDS // size), int(WORK / _work_of_each(accountant)))
     if wanted not in ("all", "none"):
         raise InputError(f"attackers {wanted!r}", "known: auto, all, none, a number, a list of nodes", "choose one")
     return n if wanted == "all" else 0
 
 
-def seconds_for_each(accountant: RunAccountant) -> float:
-    """What one attacker takes, with final models and without, as estimated: the node that hears most."""
-    degrees = np.diff(accountant.system.topology.at(0).weights.indptr)
-    view = views.node(int(degrees.argmax()))
-    return sum(
-        accountant.cost(replace(view, final_models=which)).seconds for which in (FinalModels.NONE, FinalModels.AVERAGE)
-    )
+def _work_of_each(accountant: RunAccountant) -> float:
+    """What one attacker takes, with final models and without: the exact loss of the node that hears most, and what
+    weights carry to every other node."""
+    system = accountant.system
+    n, T = system.n, system.rounds
+    heard = T * max(sum(int(np.diff(mixing.weights.indptr).max()) for mixing in step.mixings) for step in system.steps)
+    links = max(int(step.split(step.state_out)[0].nnz) for step in system.steps)
+    return 2.0 * heard**3 + 60.0 * T * n * (links + 15 * n)

@@ -49,10 +49,9 @@ from sottovoce.tracing.linear_system import LinearSystem
 STAGES = 20
 """At so many rounds at most epsilon is reported."""
 
-STAGE_SECONDS = 20.0
-"""Where several adversaries are asked, so many accounts are made in all, or more if they take no longer than this by
-an estimate: the rounds must not depend on the machine. In runs of more than NODE_ROUNDS nodes times rounds, as many as
-take no longer."""
+LARGEST, STAGE_NODE_ROUNDS = 20_000_000, 2_000_000
+"""Of larger runs, in nodes times rounds, epsilon is told for the end only. Where several adversaries are asked, so many
+accounts are made in all, or more while adversaries times nodes times rounds of all of them are within the second."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,13 +190,13 @@ class PrivacyReport:
 
     def _most_stages(self, last: PrivacyFigure) -> int:
         """At how many rounds epsilon is reported at most."""
-        held, is_large = self._held_against(last), self._run.topology.n * self._run.rounds > NODE_ROUNDS
+        held, size = self._held_against(last), self._run.topology.n * self._run.rounds
+        is_large = size > NODE_ROUNDS
         if is_large and self.accountant.traces_less_than_first_rounds:
             return 0
-        if len(held) == 1 and not is_large:
-            return STAGES
-        seconds = sum(self.accountant.headline_cost(view).seconds for view in held)
-        return max(0 if is_large else STAGES // len(held), min(STAGES, int(STAGE_SECONDS / max(seconds, 1e-3))))
+        if len(held) == 1:
+            return STAGES if size <= LARGEST else 0
+        return max(0 if is_large else STAGES // len(held), min(STAGES, STAGE_NODE_ROUNDS // (size * len(held))))
 
     @one_thread()
     def _mu_after(self, rounds: int, last: PrivacyFigure) -> float:

@@ -8,16 +8,19 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple, TypedDict
 
+import numpy as np
+
 from sottovoce.core.final_models import FinalModels, parse_final_models
 from sottovoce.core.noise import CombinedNoise, NoNoise, PerNode
 from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
-from sottovoce.privacy.account_cost import account_cost
 from sottovoce.privacy.accountant import Account, account_for_each
 from sottovoce.privacy.calibration import Calibrated, Target, accounts_at, least_sigma, least_sigma_against, with_sigma
 from sottovoce.privacy.convexity import least_weight, non_expansive, taken_step_size
-from sottovoce.privacy.covering_views import coalitions, covering_views, insiders_know_more
+from sottovoce.privacy.covering_views import covering_views, insiders_know_more
+from sottovoce.privacy.exact.routes import loss_cost
 from sottovoce.privacy.guarantee import KINDS, Kind
+from sottovoce.privacy.observation import observe
 from sottovoce.privacy.sampled_batches import sampled_sigma, saves_noise
 from sottovoce.privacy.views import View, everyone, parse_view, with_final_models
 from sottovoce.run.training_run import TrainingRun
@@ -55,7 +58,6 @@ class RunAccountant:
         self.training_run = training_run
         self._accounts: dict[View, Account] = {}
         self._earlier: dict[tuple[int, View], Account] = {}
-        self._costs: dict[View, Cost] = {}
 
     @cached_property
     def system(self) -> LinearSystem:
@@ -86,7 +88,7 @@ class RunAccountant:
     def accounts(self, views: Sequence[View]) -> tuple[Account, ...]:
         """All kinds of guarantees against each of some views; of each view once, and what views share once."""
         missing = [view for view in dict.fromkeys(views) if view not in self._accounts]
-        self._check_cost(sum(map(self.cost, missing), Cost()), missing)
+        self._check_cost(missing)
         each = self._account_for_each(self.system, missing, self.kinds)
         with counted("accounts of adversaries", len(missing)) if len(missing) > 1 else nullcontext():
             for view in missing:
@@ -94,36 +96,20 @@ class RunAccountant:
                     self._accounts[view] = next(each)
         return tuple(self._accounts[view] for view in views)
 
-    def cost(self, view: View) -> Cost:
-        """What the account against a view takes, as estimated; nothing where it is known already."""
-        if view in self._accounts:
-            return Cost()
-        if view not in self._costs:
-            self._costs[view] = self._cost(self.system, view, self.kinds)
-        return self._costs[view]
-
-    def _cost(self, system: LinearSystem, view: View, kinds: Sequence[Kind]) -> Cost:
-        scheme = self._participation(system)
-        return sum((account_cost(system, one, kinds, scheme) for one in coalitions(view, system)), Cost())
-
-    def _check_cost(self, cost: Cost, views: Sequence[View]) -> None:
-        if len(views) > 1:
-            where = self.training_run.topology.name
-            check_cost(f"accounting for {len(views)} adversaries on {where}", cost, "take fewer privacy.attackers")
-        else:
-            check_cost(f"accounting for {', '.join(map(str, views))}", cost, "take fewer rounds or a smaller graph")
-
-    def headline_cost(self, view: View) -> Cost:
-        """What the account of all rounds takes that a headline rests on, as estimated."""
-        return self._cost(self.system, view, self.proven_kinds)
+    def _check_cost(self, views: Sequence[View]) -> None:
+        """Refuse more adversaries than limits allow; the one that hears most stands for each of them."""
+        heard = np.diff(self.system.topology.at(0).weights.indptr)
+        nodes = sorted((view for view in views if view.members), key=lambda view: heard[list(view.members)].sum())
+        if nodes and not self.system.only_gradients:
+            each = loss_cost(observe(self.system, nodes[-1]), self._participation(self.system))
+            whole = Cost(memory=each.memory, seconds=len(nodes) * each.seconds)
+            what = f"accounting for {len(nodes)} adversaries on {self.training_run.topology.name}"
+            check_cost(what, whole, 'take fewer privacy.attackers, or none with privacy.attackers = "none"')
 
     def headline_after(self, rounds: int, view: View) -> Account:
         """What the headline would rest on if the run had ended after so many rounds; of each end and view once."""
         if (rounds, view) not in self._earlier:
             system = self.first_rounds(rounds)
-            shortened = system.only_gradients == self.system.only_gradients  # takes no more than all rounds do
-            cost = self.headline_cost(view) if shortened else self._cost(system, view, self.proven_kinds)
-            self._check_cost(cost, [view])
             self._earlier[rounds, view] = next(self._account_for_each(system, [view], self.proven_kinds))
         return self._earlier[rounds, view]
 

@@ -78,11 +78,6 @@ def check_cost(what: str, cost: Cost, smaller: str | Callable[[], str]) -> None:
     raise InputError(f"{what} takes about {found}", f"without --yes at most {rule} are used", f"{less}, or add --yes")
 
 
-def is_affordable(cost: Cost) -> bool:
-    """Whether some work is begun unasked."""
-    return cost.memory <= _most_memory(cost) and cost.seconds <= SECONDS
-
-
 def _most_memory(cost: Cost) -> float:
     return math.inf if cost.memory <= LITTLE_SHARE * physical_memory() else MEMORY_SHARE * free_memory()
 

@@ -9,15 +9,6 @@
 [('victims', 0, 3), ('victims', 2, 3), ('victims', 3, 3)]
 >>> report_progress(5)  # nobody listens, and nothing is counted
 
-Where a few victims take long, steps on the way to them are shares of them:
-
->>> with progress_heard(lambda what, done, total: reached.append((what, done, total))), counted("victims", 1):
-...     with counted_in_steps(1, steps=3):
-...         report_steps(1)
-...     report_progress(1)
->>> reached[3:]
-[('victims', 0, 1), ('victims', 0.25, 1), ('victims', 1, 1)]
-
 Where all of them are found together, what that takes is told beforehand, in units of any size, and then how much of it
 is done. What nobody reports, at the end, belongs to it:
 
@@ -25,7 +16,7 @@ is done. What nobody reports, at the end, belongs to it:
 ...     expect_work(4.0)
 ...     report_work(1.0)
 ...     report_work(2.5)
->>> reached[6:]
+>>> reached[3:]
 [('victims', 0, 8), ('victims', 2.0, 8), ('victims', 7.0, 8), ('victims', 8, 8)]
 
 Where things that are counted take counted steps themselves, only the things are told of:
@@ -33,27 +24,15 @@ Where things that are counted take counted steps themselves, only the things are
 >>> with progress_heard(lambda what, done, total: reached.append((what, done, total))), counted("accounts", 2):
 ...     with next_counted(), counted("victims", 3):
 ...         report_progress(2)
->>> reached[10:]
+>>> reached[7:]
 [('accounts', 0, 2), ('accounts', 1, 2), ('accounts', 2, 2)]
 
 Of some work nobody knows how much there is; what it is can be told all the same:
 
 >>> with progress_heard(lambda what, done, total: reached.append((what, done, total))):
 ...     report_stage("drawing the graph")
->>> reached[13:]
+>>> reached[10:]
 [('drawing the graph', 0, 0)]
-
-Whoever wants to know how far all of it is, says which share of it each part takes, one after the other. What is counted
-in a part is that share of the whole:
-
->>> shares = []
->>> with share_heard(lambda share: shares.append(round(share, 3))):
-...     with share_of_work(0.4), counted("victims", 2):
-...         report_progress(1)
-...     with share_of_work(0.6), share_of_work(0.5), counted("victims", 4):
-...         report_progress(1)
->>> shares
-[0.0, 0.2, 0.4, 0.4, 0.4, 0.475, 0.7, 0.7, 1.0]
 """
 
 from __future__ import annotations
@@ -78,9 +57,6 @@ SEEN = 1e-3
 NEARLY = 0.99
 """The share of all that is counted that seems done at most before it is."""
 
-ShareListener = Callable[[float], None]
-"""Called with the share of all work that is done."""
-
 _listener: ContextVar[Listener | None] = ContextVar("who hears of progress", default=None)
 
 
@@ -101,72 +77,13 @@ class _Count:
         return max(self.done, self.total * min(NEARLY, self.worked / self.work))
 
 
-@dataclass
-class _Steps:
-    count: _Count
-    share: int
-    total: int
-    done: int = 0
-
-
 _count: ContextVar[_Count | None] = ContextVar("what is counted", default=None)
-_steps: ContextVar[_Steps | None] = ContextVar("which steps are counted", default=None)
-
-
-@dataclass
-class _Scope:
-    """The part of all work that a context does, and how much of that part is done."""
-
-    listener: ShareListener
-    first: float = 0.0
-    width: float = 1.0
-    done: float = 0.0
-
-    def tell(self, share: float) -> None:
-        self.listener(self.first + self.width * share)
-
-
-_scope: ContextVar[_Scope | None] = ContextVar("which share of all work is done", default=None)
-
-
-@contextmanager
-def share_heard(listener: ShareListener) -> Iterator[None]:
-    """A context of which this listener hears what share of its work is done."""
-    before = _scope.set(_Scope(listener))
-    try:
-        yield
-    finally:
-        _scope.reset(before)
-
-
-def share_is_heard() -> bool:
-    """Whether anybody hears what share of all work is done."""
-    return _scope.get() is not None
-
-
-@contextmanager
-def share_of_work(share: float) -> Iterator[None]:
-    """A context that does this share of the work around it, after other shares; done when it ends, however it does."""
-    outer = _scope.get()
-    if outer is None:
-        yield
-        return
-    share = min(share, 1 - outer.done)
-    before = _scope.set(_Scope(outer.listener, outer.first + outer.width * outer.done, outer.width * share))
-    try:
-        yield
-    finally:
-        _scope.reset(before)
-        outer.done += share
-        outer.tell(outer.done)
 
 
 def _tell(what: str, done: float, total: int) -> None:
-    listener, scope = _listener.get(), _scope.get()
+    listener = _listener.get()
     if listener is not None:
         listener(what, done, total)
-    if scope is not None and total:
-        scope.tell(scope.done + (1 - scope.done) * done / total)
 
 
 @contextmanager
@@ -197,38 +114,13 @@ def next_counted() -> Iterator[None]:
     if _count.get() is None:
         yield
         return
-    listener, scope, count = _listener.set(None), _scope.set(None), _count.set(None)
+    listener, count = _listener.set(None), _count.set(None)
     try:
         yield
     finally:
         _listener.reset(listener)
-        _scope.reset(scope)
         _count.reset(count)
     report_progress(1)
-
-
-@contextmanager
-def counted_in_steps(share: int, steps: int) -> Iterator[None]:
-    """A context of work that `report_progress` counts as `share` once it is done; `report_steps` tells how far it is.
-
-    What comes after the last step counts as one more, so that nothing seems to be done before it is.
-    """
-    count = _count.get()
-    before = _steps.set(_Steps(count, share, steps + 1) if count is not None and share else None)
-    try:
-        yield
-    finally:
-        _steps.reset(before)
-
-
-def report_steps(more: int) -> None:
-    """So many more steps are done; nothing is told where none are counted."""
-    steps = _steps.get()
-    if steps is None or steps.count is not _count.get():
-        return
-    steps.done = min(steps.done + more, steps.total - 1)
-    count = steps.count
-    _tell(count.what, min(count.done + steps.share * steps.done / steps.total, count.total), count.total)
 
 
 def report_progress(more: int) -> None:

@@ -1,4 +1,4 @@
-"""`sotto account` on what takes long: which kinds, how far it is, what was done when it is stopped, what is quick."""
+"""`sotto account` on what takes long: which kinds, how far it is, what was done when it is stopped."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ import pytest
 
 from sottovoce.cli import output, plan
 from sottovoce.cli.progress_lines import Activity
-from sottovoce.core.graphs import graph
-from sottovoce.planning import candidates, plan_cost, planner
-from sottovoce.planning.question import Question
-from sottovoce.privacy import absorption_policy, account_cost, account_estimate, covering_views, kind_bounds
+from sottovoce.planning import candidates, planner
+from sottovoce.privacy import absorption_policy, account_cost, covering_views, kind_bounds
 from sottovoce.privacy.exact import routes
 from sottovoce.support import limits
 from sottovoce.support.progress import expect_work, report_work
@@ -46,7 +44,7 @@ def test_kinds_that_prove_nothing_by_themselves_are_shown_without_a_headline(sot
 def test_the_answer_says_which_absorption_policy_was_used(sotto, monkeypatch):
     assert json.loads(sotto(LINE, "--json")[1])["absorption_policy"] == "optimised"
     assert "Absorption policies" not in sotto(LINE)[1]
-    monkeypatch.setattr(account_cost, "OPTIMISED_SECONDS", 0.0)
+    monkeypatch.setattr(account_cost, "OPTIMISED_WEIGHTS", 0.0)
     assert json.loads(sotto(LINE, "--json")[1])["absorption_policy"] == "swept"
     assert "Absorption policies of convex-training: two to eight sweeps" in sotto(LINE)[1]
     assert json.loads(sotto(LINE, "--json", "--optimised")[1])["absorption_policy"] == "optimised"
@@ -71,8 +69,8 @@ def test_a_stopped_account_says_what_was_done(sotto, monkeypatch):
     monkeypatch.setattr(kind_bounds, "least_cost", stop)
     code, out, err = sotto(LINE)
     assert (code, out) == (130, "")
-    assert "done when stopped: any-training; convex-training 0 of 7 victims." in err
-    assert "--kind any-training answers with that" in err
+    assert "done when stopped: any-training, fixed-streams; convex-training 0 of 7 victims." in err
+    assert "--kind any-training --kind fixed-streams answers with that" in err
 
     def stop_halfway(*_):
         expect_work(4.0)
@@ -80,41 +78,10 @@ def test_a_stopped_account_says_what_was_done(sotto, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(kind_bounds, "least_cost", stop_halfway)
-    assert "done when stopped: any-training; convex-training 50 % of its work. Nothing is kept" in sotto(LINE)[2]
-
-
-def test_work_of_minutes_is_announced_with_what_is_quick(sotto, monkeypatch):
-    monkeypatch.setattr(account_estimate, "LONG_SECONDS", 0.0)
-    monkeypatch.setattr(account_estimate, "QUICK_SECONDS", 0.005)
-    code, _, err = sotto(LINE)
-    assert code == 0
-    assert "takes about 1 second of one core; --kind any-training --kind fixed-streams takes seconds" in err
-    monkeypatch.setattr(limits, "SECONDS", 0.005)
-    code, _, err = sotto(LINE)
-    assert code == 2
-    assert "take --kind any-training --kind fixed-streams, fewer rounds, a smaller graph or one --victim, or" in err
-
-
-@pytest.mark.parametrize(
-    ("options", "advice"),
-    [
-        ("--algorithm decor --sigma-pair 2 --view coalition:any-1", "fewer rounds or one --victim take less"),
-        ("--algorithm zip-dl", "fewer rounds or one --victim take less"),
-        ("--algorithm muffliato --view node:0", "--within 2 takes seconds"),
-    ],
-)
-def test_kinds_that_do_not_apply_are_not_called_quick(sotto, monkeypatch, options, advice):
-    """Of secrets of neighbours, of noise on messages and of averages only some kinds are proven at all."""
-    monkeypatch.setattr(account_estimate, "LONG_SECONDS", 0.0)
-    err = sotto(f"account --graph ring:9 --rounds 4 {options}")[2]
-    assert err.splitlines()[0].endswith(f"of one core; {advice}")
-
-
-def test_long_work_without_a_headline_says_so_before_it_begins(sotto, monkeypatch):
-    monkeypatch.setattr(account_estimate, "LONG_SECONDS", 0.0)
-    assert "there will be no headline: nothing here is proven" in sotto(LINE, "--kind", "convex-training")[2]
-    assert "no headline" not in sotto(LINE, "--kind", "convex-training", "--convex")[2]
-    assert "no headline" not in sotto(LINE, "--kind", "any-training")[2]
+    assert (
+        "done when stopped: any-training, fixed-streams; convex-training 50 % of its work. Nothing is kept"
+        in sotto(LINE)[2]
+    )
 
 
 def test_pairs_are_not_stored_under_a_name_of_another_format(sotto, tmp_path):
@@ -123,76 +90,6 @@ def test_pairs_are_not_stored_under_a_name_of_another_format(sotto, tmp_path):
     assert "lines of JSON" in err
     assert "p.jsonl" in err
     assert not list(tmp_path.iterdir())
-
-
-def test_nodes_near_the_view_are_offered_where_they_take_less(sotto, monkeypatch):
-    line = "account --graph ring:40 --rounds 4 --view node:0 --kind convex-training --convex"
-    monkeypatch.setattr(account_estimate, "LONG_SECONDS", 0.0)
-    monkeypatch.setattr(account_estimate, "QUICK_SECONDS", 0.0095)
-    assert sotto(line)[2].endswith("of one core; --within 2 takes seconds\n")
-    monkeypatch.setattr(limits, "SECONDS", 0.009)
-    assert "take --within 1, fewer rounds, a smaller graph or one --victim, or add --yes" in sotto(line)[2]
-    monkeypatch.setattr(limits, "SECONDS", 0.0089)
-    assert "take fewer rounds, a smaller graph or one --victim" in sotto(line, "--within", "1")[2]
-    everyone = sotto("account --graph ring:40 --rounds 400 --sigma 2 --algorithm zip-dl")
-    assert (everyone[0], "--within" in everyone[2]) == (2, False)
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """Seconds that pass only where a test says so."""
-    now = [0.0]
-    monkeypatch.setattr("sottovoce.cli.progress_lines.time.monotonic", lambda: now[0])
-    return now
-
-
-def heard_after(clock, work, seconds, *reached):
-    clock[0] += seconds
-    work.hear(*reached)
-    return work.left
-
-
-def test_remaining_time_follows_the_pace_of_the_part_at_hand(clock):
-    work = Activity("accounting", begun=0.0)
-    assert work.left is None
-    assert heard_after(clock, work, 3, "any-training", 0, 100) is None
-    assert heard_after(clock, work, 4, "any-training", 10, 100) is None  # too little was measured
-    assert heard_after(clock, work, 4, "any-training", 20, 100) == pytest.approx(32)
-    assert heard_after(clock, work, 24, "any-training", 99, 100) is None  # less than a second
-    heard_after(clock, work, 1, "any-training", 100, 100)
-    assert (work.left, work.finished) == (None, ["any-training"])
-    assert heard_after(clock, work, 1, "convex-training", 0, 50) is None
-    assert heard_after(clock, work, 10, "convex-training", 25, 50) == pytest.approx(10)
-
-
-def test_remaining_time_does_not_grow_while_nothing_more_is_done_and_work_begun_anew_is_measured_anew(clock):
-    work = Activity("accounting", begun=0.0)
-    work.hear("fixed-streams", 0, 100)
-    assert heard_after(clock, work, 10, "fixed-streams", 23.5, 100) == pytest.approx(10 * 76.5 / 23.5)
-    clock[0] += 30
-    assert work.line() == "sotto: accounting: fixed-streams 23 %, 40 s, about 3 seconds left"
-    clock[0] += 30
-    assert work.line() == "sotto: accounting: fixed-streams 23 %, 70 s"
-    assert heard_after(clock, work, 0, "fixed-streams", 0.5, 100) is None
-    assert heard_after(clock, work, 10, "fixed-streams", 5.5, 100) == pytest.approx(10 * 94.5 / 5)
-
-
-def test_remaining_time_of_unequal_parts_follows_the_recent_pace(clock):
-    work = Activity("plan", begun=0.0)
-    work.hear_share("1 of 3 algorithms, slow", 0.0)
-    for share, words in ((0.05, "slow"), (0.1, "slow"), (0.3, "quick"), (0.5, "quick"), (0.7, "quick")):
-        clock[0] += 10
-        work.hear_share(words, share)
-    assert work.left == pytest.approx(0.3 / 0.02)
-    assert work.line() == "sotto: plan: quick 70 %, 50 s, about 15 seconds left"
-
-
-def test_attackers_that_were_stored_do_not_count_for_the_pace(clock):
-    work = Activity("attackers", begun=0.0)
-    work.tell(34, 148)
-    clock[0] += 10
-    work.tell(35, 148)
-    assert work.left == pytest.approx(1130)
 
 
 def test_graphs_weights_and_tracing_say_what_is_done_and_how_far_it_is(sotto, monkeypatch, tmp_path):
@@ -239,32 +136,26 @@ def test_a_search_for_correlated_noise_and_clipped_growth_say_what_is_done(sotto
     assert len(shares) > 5  # rounds of cases that are followed
 
 
-def test_a_single_victim_has_remaining_time_too(sotto, monkeypatch, clock):
-    """The rounds that its sweeps go through are counted: of a large graph they take as long as many victims do."""
-    lines, hear = [], Activity.hear
+def test_a_single_victim_counts_the_rounds_that_its_sweeps_go_through(sotto, monkeypatch):
+    """Of a large graph they take as long as many victims do."""
+    heard, hear = [], Activity.hear
 
-    def a_second_later(work, part, done, total):
-        clock[0] += 1.0
-        work.begun = 0.0
+    def note(work, part, done, total):
         hear(work, part, done, total)
-        lines.append((part, done, work.left, work.line()))
+        heard.append((part, done, work.line()))
 
-    monkeypatch.setattr(Activity, "hear", a_second_later)
-    monkeypatch.setattr(account_cost, "OPTIMISED_SECONDS", 0.0)  # as on large graphs: two sweeps
+    monkeypatch.setattr(Activity, "hear", note)
+    monkeypatch.setattr(account_cost, "OPTIMISED_WEIGHTS", 0.0)  # as on large graphs: two sweeps
     monkeypatch.setattr(absorption_policy, "ALONE", 0)
     code, _, err = sotto(LINE, "--victim", "4", "--kind", "convex-training", "--kind", "any-training")
     assert (code, err) == (0, "")
-    steps = [(done, left, line) for part, done, left, line in lines if part == "convex-training" and 0 < done < 1]
-    assert [done for done, _, _ in steps] == pytest.approx(np.arange(1, 21) / 21)  # forth, and twice back and forth
-    assert [left for _, left, _ in steps[:4]] == [None] * 4
-    assert [left for _, left, _ in steps[4:]] == pytest.approx(np.arange(16, 0, -1))
-    assert re.fullmatch(
-        r"sotto: accounting for node:0: convex-training 47 %, \d+ s, about 11 seconds left", steps[9][2]
-    )
-    assert lines[-1][:3] == ("convex-training", 1, None)
+    steps = [(done, line) for part, done, line in heard if part == "convex-training" and 0 < done < 1]
+    assert [done for done, _ in steps] == pytest.approx([*np.arange(1, 20) / 20, 0.99])  # forth, twice back and forth
+    assert re.fullmatch(r"sotto: accounting for node:0: convex-training 50 %, \d+ s", steps[9][1])
+    assert heard[-1][:2] == ("convex-training", 1)
 
 
-def test_the_exact_loss_of_a_single_victim_has_remaining_time_too(sotto, monkeypatch):
+def test_the_exact_loss_of_a_single_victim_says_how_far_it_is(sotto, monkeypatch):
     heard, hear = [], Activity.hear
 
     def note(work, part, done, total):
@@ -287,24 +178,6 @@ def test_pairs_of_a_sample_say_so(sotto, monkeypatch):
     assert "; take fewer rounds" in sotto("account --graph ring:60 --rounds 20000 --all-pairs --sample 1")[2]
     monkeypatch.setattr("sottovoce.privacy.all_pairs.pairs_cost", lambda *_, **__: limits.Cost(seconds=1200.0))
     assert "take --sample 1, fewer rounds" in sotto(line)[2]
-
-
-def test_an_estimate_of_pairs_is_about_those_that_are_not_stored(sotto, monkeypatch, tmp_path):
-    line = f"account --graph ring:8 --rounds 3 --all-pairs --out {tmp_path / 'pairs'}"
-    assert sotto(line, "--sample", "3")[2] == ""
-    costs = []
-
-    def pairs_cost(system, scheme, attackers, **settings):
-        costs.append(len(attackers))
-        return limits.Cost(seconds=30.0 * len(attackers))
-
-    monkeypatch.setattr("sottovoce.privacy.all_pairs.pairs_cost", pairs_cost)
-    code, _, err = sotto(line)
-    assert (code, costs) == (0, [5])
-    assert "all pairs of 5 attackers (3 more are stored already) on ring:8 metropolis, 3 rounds, takes about" in err
-    assert err.endswith("takes about 2 minutes of one core\n")  # 150 seconds of the 240 that all would take
-    monkeypatch.setattr(limits, "SECONDS", 100.0)
-    assert "take --sample 3, fewer rounds" in sotto("account --graph ring:8 --rounds 3 --all-pairs")[2]
 
 
 def test_pairs_that_are_stopped_say_what_is_kept(sotto, monkeypatch, tmp_path):
@@ -348,7 +221,8 @@ def test_stopped_pairs_do_not_wait_for_those_at_work_and_keep_what_is_done(tmp_p
     whole = json.loads(sotto(line, "--json")[1])
     assert (tmp_path / "pairs").read_text().startswith(stored)
     (tmp_path / "pairs").unlink()
-    assert json.loads(sotto(line, "--json")[1]) == whole
+    assert whole.pop("figure") == "bound"  # a file does not say which of its figures are exact
+    assert json.loads(sotto(line, "--json")[1]) == whole | {"figure": "exact"}
 
 
 def test_calibrate_takes_kinds_and_says_what_was_done_when_it_is_stopped(sotto, monkeypatch):
@@ -368,25 +242,6 @@ def test_calibrate_takes_kinds_and_says_what_was_done_when_it_is_stopped(sotto, 
     code, _, err = sotto(line)
     assert code == 130
     assert "done when stopped: any-training; convex-training 0 of 1 victims." in err
-
-
-def test_a_plan_of_minutes_is_announced_with_algorithms_that_are_quick(sotto, monkeypatch):
-    line = "plan --graph regular:60,d=4,seed=0 --records 10 --rounds 20 --epsilon 4 --adjacency record"
-    assert sotto(line, "--algorithm", "dp-d-sgd")[2] == ""
-    found = plan_cost.plan_cost(
-        Question(graph=graph("regular:60,d=4,seed=0"), rounds=20, epsilon=4.0, delta=1e-5, records=10, dimension=10)
-    )
-    assert {"decor", "dp-d-sgd", "mafalda"} <= found.seconds.keys()
-    assert found.seconds["decor"] > 2 * found.seconds["dp-d-sgd"]  # two sizes of secrets, of every pair
-    assert not {"d-psgd", "muffliato", "mf-d-sgd"} & found.seconds.keys()
-    quick = min(found.seconds.keys() - found.sought, key=found.seconds.get)
-    monkeypatch.setattr(plan_cost, "LONG_SECONDS", 1.01 * found.seconds[quick])
-    code, out, err = sotto(line, "--json", "--algorithm", "decor", "--algorithm", quick)
-    assert code == 0
-    assert re.search(rf"decor alone \d seconds?; --algorithm {quick} takes about 1 second", err)
-    assert {one["algorithm"] for one in json.loads(out)["ranked"]} == {"decor", quick}
-    code, _, err = sotto(line, "--algorithm", "nonsense")
-    assert (code, "nonsense" in err) == (2, True)
 
 
 def test_a_stopped_plan_shows_its_rows_and_a_stopped_search_how_far_it_was(sotto, monkeypatch):
@@ -441,57 +296,6 @@ def test_rows_of_a_plan_are_shown_as_soon_as_they_are_there(sotto, monkeypatch):
 
 
 PLAN = "plan --graph regular:20,d=4,seed=0 --records 10 --rounds 6 --epsilon 4"
-
-
-def test_a_plan_of_more_than_ten_minutes_asks_for_yes(sotto, monkeypatch):
-    costs = {"dp-d-sgd": 3.0, "decor": 900.0}
-    monkeypatch.setattr(plan_cost, "_of_candidate", lambda question, one, brief: costs[one.name])
-    asked = f"{PLAN} --algorithm decor --algorithm dp-d-sgd"
-    code, out, err = sotto(asked)
-    assert (code, out) == (2, "")
-    assert "without --yes at most 10 minutes are used" in err
-    assert "take --algorithm dp-d-sgd, fewer rounds or a smaller graph, or add --yes" in err
-    code, _, err = sotto(f"{asked} --yes")
-    assert (code, "takes about 15 minutes" in err) == (0, True)
-
-
-def test_what_the_first_rounds_refuse_takes_no_time_and_is_asked_once(monkeypatch):
-    monkeypatch.setattr(plan_cost, "ASKED_SECONDS", 0.015)
-    question = Question(graph=graph("ring:8"), rounds=100, epsilon=4.0, delta=1e-5, records=100, dimension=10)
-    found = plan_cost.plan_cost(question, ["zip-dl", "dp-d-sgd"])
-    assert dict(found.each)["zip-dl"] == 0.0
-    assert dict(found.each)["dp-d-sgd"] > 0
-    monkeypatch.setattr(candidates, "account", None)
-    refused = planner.plan(question, algorithms=["zip-dl"]).refused
-    assert "nothing is added to gradients" in refused[0].reason
-
-
-def test_no_algorithm_is_called_quick_that_is_refused(monkeypatch):
-    question = Question(graph=graph("ring:8"), rounds=20, epsilon=4.0, delta=1e-5, records=100, dimension=10)
-    asked = ["rss-nb", "dp-d-sgd", "decor"]
-    assert "rss-nb" in plan_cost.plan_cost(question, asked).seconds
-    found = dict(plan_cost.plan_cost(question, asked).each)
-    monkeypatch.setattr(plan_cost, "LONG_SECONDS", 1.01 * (found["rss-nb"] + found["dp-d-sgd"]))
-    assert plan_cost.plan_cost(question, asked).quick == ("dp-d-sgd",)
-
-
-def test_an_estimate_counts_the_coalitions_of_secure_sums():
-    question = Question(
-        graph=graph("regular:60,d=4,seed=0"), rounds=20, epsilon=4.0, delta=1e-5, records=9, dimension=9
-    )
-    found = plan_cost.plan_cost(question, ["secure-gossip", "dp-d-sgd"]).seconds
-    assert found["secure-gossip"] > 20 * found["dp-d-sgd"]
-
-
-def test_progress_of_a_plan_is_weighed_and_moves_within_an_algorithm():
-    question = Question(graph=graph("regular:20,d=4,seed=0"), rounds=6, epsilon=4.0, delta=1e-5, records=9, dimension=9)
-    heard = []
-    planner.plan(question, heard.append, algorithms=["dp-d-sgd", "secure-gossip"], seconds=[1.0, 3.0])
-    shares = [now.share for now in heard]
-    assert shares == sorted(shares)
-    assert shares[-1] == 1.0
-    assert next(now for now in heard if now.done == 1).share == pytest.approx(0.25)
-    assert len({now.share for now in heard if now.algorithm == "secure-gossip"}) > 15  # a coalition for each node
 
 
 def test_a_plan_says_why_more_colluders_are_covered_than_were_asked_about(sotto, monkeypatch):

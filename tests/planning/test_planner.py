@@ -206,7 +206,7 @@ def test_questions_that_make_no_sense_are_refused(wrong):
 def test_the_command_prints_a_table_and_a_document(small, sotto, monkeypatch):
     asked = []
 
-    def planned(question, progress, found, algorithms, seconds):
+    def planned(question, progress, found, algorithms):
         asked.append(question)
         for entry in small.ranked:
             found(entry)

@@ -156,15 +156,15 @@ def test_epsilon_over_rounds_grows_to_the_headline(name, settings, batch):
     assert name == "d-psgd" or 0 < figures[0] < figures[-1] < math.inf
 
 
-def test_long_runs_tell_epsilon_over_rounds_where_that_takes_seconds(monkeypatch):
+def test_runs_up_to_a_size_tell_epsilon_over_rounds(monkeypatch):
     found = report_privacy(begun(algorithm("dp-d-sgd", sigma=2.0), RING), attackers="none")
     told = found.over_rounds()
     assert len(told) > 1
     monkeypatch.setattr("sottovoce.run.privacy_report.NODE_ROUNDS", 19)
     assert found.over_rounds() == told
-    monkeypatch.setattr("sottovoce.run.privacy_report.STAGE_SECONDS", 0.0)
-    assert found.over_rounds() == []
-    monkeypatch.setattr("sottovoce.run.privacy_report.STAGE_SECONDS", 20.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("sottovoce.run.privacy_report.LARGEST", 19)
+        assert found.over_rounds() == []
     monkeypatch.setattr(RunAccountant, "traces_less_than_first_rounds", True)
     assert found.over_rounds() == []
 
@@ -696,12 +696,12 @@ def test_large_runs_are_sampled_unasked(monkeypatch):
         assert report_privacy(began).attackers.startswith(said)
 
 
-def test_attackers_unasked_take_no_longer_than_is_allowed_by_an_estimate(monkeypatch):
-    """Every kind of figure counts, with final models and without; what is left out is said."""
+def test_attackers_unasked_are_as_many_as_sizes_allow(monkeypatch):
+    """What is left out is said."""
     accountant = RunAccountant(begun(algorithm("dp-d-sgd", sigma=2.0), RING, rounds=10))
-    each = choice.seconds_for_each(accountant)
+    each = choice._work_of_each(accountant)
     for allowed, count, said in ((5.5, 5, "all 5 nodes"), (2.5, 2, "a sample of 2 of 5 nodes"), (0.5, 0, "none")):
-        monkeypatch.setattr(choice, "SECONDS", allowed * each)
+        monkeypatch.setattr(choice, "WORK", allowed * each)
         chosen = choice.choose_attackers(accountant, "auto")
         assert (len(chosen.nodes), chosen.description.startswith(said)) == (count, True)
         assert chosen.description.endswith("covers those left out as well") == (count < 5)

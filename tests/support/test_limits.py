@@ -12,8 +12,8 @@ import pytest
 from sottovoce import InputError, algorithm, metropolis, trace
 from sottovoce.core.graphs import graph
 from sottovoce.core.participation import Participation
-from sottovoce.privacy.account_cost import account_cost
-from sottovoce.privacy.guarantee import KINDS
+from sottovoce.privacy.exact.routes import loss_cost
+from sottovoce.privacy.observation import observe
 from sottovoce.privacy.views import parse_view
 from sottovoce.support import limits
 from sottovoce.support.limits import Cost, check_cost, free_memory, limits_lifted
@@ -106,22 +106,6 @@ def test_limits_are_lifted_where_that_is_said_and_only_there():
         check_cost("it", far, "take less")
 
 
-def test_estimates_grow_with_what_they_are_about():
-    """Of the account that was measured: a ring of 200 nodes and 60 rounds took 3 seconds, most for convexity."""
-    system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:200"), rounds=60)
-    node, everyone = parse_view("node:0"), parse_view("everyone")
-    all_kinds = account_cost(system, node, KINDS, Participation()).seconds
-    assert 1 < all_kinds < 9
-    assert account_cost(system, node, KINDS[:1], Participation()).seconds < 0.2 * all_kinds
-    assert account_cost(system, everyone, KINDS, Participation()).seconds < 0.1
-    silent = trace(algorithm("d-psgd"), system.topology, rounds=system.rounds)
-    assert account_cost(silent, everyone, KINDS, Participation()).seconds < 0.1
-    often = Participation(10, 6)
-    assert account_cost(system, node, KINDS, often, optimised=True).seconds > 4 * all_kinds
-    assert account_cost(system, node, KINDS, often).seconds < 0.5 * all_kinds  # swept instead
-    assert account_cost(system, node, KINDS, Participation(), victims=[3]).seconds < 0.1 * all_kinds
-
-
 def test_the_estimate_of_noise_on_messages_counts_its_entries():
     """On a complete graph every message carries all draws of its sender."""
     net = metropolis("complete:12")
@@ -131,8 +115,21 @@ def test_the_estimate_of_noise_on_messages_counts_its_entries():
     assert trace_cost(algorithm("zip-dl", sigma=1.0), net, rounds=3).memory > 12**3 * 200
 
 
-def test_the_estimate_of_a_hub_counts_what_is_left_when_known_messages_are_taken_off():
+def test_a_hub_is_refused_by_what_is_left_of_its_view_when_known_messages_are_taken_off():
     """A star's hub hears all leaves, and a leaf says nothing that does not follow from what was said before."""
     star = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("star:400"), rounds=60)
-    hub, leaf = (account_cost(star, parse_view(f"node:{node}"), KINDS[2:], Participation()) for node in (0, 1))
-    assert hub.seconds < 2 * leaf.seconds
+    hub, leaf = (loss_cost(observe(star, parse_view(f"node:{node}")), Participation()) for node in (0, 1))
+    assert hub.seconds <= 2 * leaf.seconds
+
+
+@pytest.mark.parametrize(
+    ("kind", "speed"),
+    [("convex-training", "account_cost.WEIGHTS"), ("fixed-streams", "exact.routes.MULTIPLICATIONS")],
+)
+def test_a_kind_that_is_too_large_is_refused_with_what_to_type_instead(kind, speed, sotto, monkeypatch):
+    monkeypatch.setattr(f"sottovoce.privacy.{speed}", 1e-3)
+    code, out, err = sotto(f"account --graph ring:40 --rounds 4 --view node:0 --kind {kind}")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    for option in ("--kind any-training", "--yes"):
+        assert option in err
+    assert sotto("account --graph ring:40 --rounds 4 --view node:0 --kind any-training")[0] == 0

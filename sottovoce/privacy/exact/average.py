@@ -75,7 +75,6 @@ class _Row(NamedTuple):
     terms: float
 
 
-@once_for_each
 def separated(observation: Observation) -> Separated:
     """The view, well-conditioned, with the average of the final models apart if noise cancels in it."""
     observation = well_conditioned(observation)

@@ -17,8 +17,8 @@ from scipy import sparse
 from scipy.linalg import lapack
 
 from sottovoce.core.class_correlation import groups_of
-from sottovoce.privacy.exact import whitening, work
-from sottovoce.privacy.exact.stationary import ETA, settled_
+from sottovoce.privacy.exact import whitening
+from sottovoce.privacy.exact.stationary import settled_
 from sottovoce.privacy.exact.whitening import (
     Array,
     Groups,
@@ -28,11 +28,13 @@ from sottovoce.privacy.exact.whitening import (
     quiet_warnings,
     rounding_error,
 )
-from sottovoce.privacy.exact.work import are_few, gram_work, search_work, settles, sizes_of
 from sottovoce.privacy.observation import Observation, ObservedStep
 from sottovoce.support.progress import expect_work, report_work
 
 BOTH = ("gradient", "noise")
+
+CHEAP = 3e9
+"""Multiplications that exact passes back in time may take, where one whitening could serve all rounds."""
 
 
 class Effects:
@@ -44,7 +46,6 @@ class Effects:
 
     def __init__(self, observation: Observation) -> None:
         self.steps = observation.steps
-        self._sizes = sizes_of(observation)
         self.end = len(self.steps) - (len(self.steps) > 2 and self.steps[-1] is not self.steps[-2])
         self.tail = self.end - 1
         while self.tail > 0 and self.steps[self.tail - 1] is self.steps[self.tail]:
@@ -98,16 +99,6 @@ class Effects:
         step = self.steps[0]
         return step.observed.gradient.shape[1] < step.observed.noise.shape[1] / 8
 
-    @cached_property
-    def work(self) -> float:
-        """About how many multiplications the covariance of all observations takes, of noise that is not correlated."""
-        return work.covariance_work(self._sizes, self.turns_back)
-
-    @cached_property
-    def correlated_work(self) -> float:
-        """The same of correlated noise."""
-        return work.correlated_work(self._sizes)
-
     def noise_by_lag(self) -> Iterator[Array]:
         """The effects of noise lag by lag, where all rounds are alike; those of a few gradients are kept on the way.
 
@@ -117,7 +108,7 @@ class Effects:
         for found in _lag_by_lag(self.steps[0], len(self.steps), BOTH if self._few_gradients else ("noise",)):
             if self._few_gradients:
                 gradients.append(found["gradient"])
-            report_work(self.work / len(self.steps))
+            report_work(1 / len(self.steps))
             yield found["noise"]
         if self._few_gradients:
             self._lags["gradient"] = np.concatenate(gradients)
@@ -160,20 +151,18 @@ def _times(dense: Array, matrix: sparse.csr_array) -> Array:
     return np.asarray((matrix.T @ dense.T).T)
 
 
-def gram(observation: Observation, eta: float = ETA) -> Groups:
-    """M from the covariance of all observations; where one whitening serves all rounds, up to 1 + eta times M."""
+def gram(observation: Observation) -> Groups:
+    """M from the covariance of all observations; where one whitening serves all rounds, a little above M."""
+    expect_work(4)
     effects = Effects(observation)
-    sizes = sizes_of(observation)
-    expect_work(gram_work(sizes, eta, effects.turns_back) + search_work(sizes.victims, sizes.gradient_rounds))
     factor, alive = _factor(observation, effects)
-    sizes = sizes._replace(rows=len(factor))
-    report_work(len(factor) ** 3 / 3)
+    report_work(1)
     if not alive.any():
         yield from quiet_warnings(observation)
         return
     rounding = rounding_error(factor)
-    if alive.all() and settles(sizes) and not are_few(sizes):
-        groups = settled_(observation, factor, rounding, eta)
+    if alive.all() and settles(observation) and not are_few(observation, len(factor)):
+        groups = settled_(observation, factor, rounding)
         if groups is not None:
             del factor, effects
             yield from groups
@@ -181,10 +170,10 @@ def gram(observation: Observation, eta: float = ETA) -> Groups:
         factor, _ = _factor(observation, effects)
     inverse_RR, failed = lapack.dtrtri(factor, lower=1, overwrite_c=1)
     assert not failed
-    report_work(len(inverse_RR) ** 3 / 3)
+    report_work(1)
     if not alive.all():
         inverse_RR = _with_gaps(inverse_RR, alive)
-    if are_few(sizes._replace(rows=len(inverse_RR))):
+    if are_few(observation, len(inverse_RR)):
         white_RTV = (inverse_RR @ _signals(observation, effects)).reshape(
             len(inverse_RR), observation.gradient_rounds, -1
         )
@@ -199,6 +188,25 @@ def gram(observation: Observation, eta: float = ETA) -> Groups:
     for group, M_VTT in products(observation, weigh):
         M_VTT *= 1 + rounding
         yield group, M_VTT
+
+
+def are_few(observation: Observation, rows: int) -> bool:
+    """Whether the signals of the victims, whitened one by one, cost less than going back in time for all of them."""
+    signals = rows * len(observation.victims)
+    return signals < observation.links and signals * observation.gradient_rounds < whitening.RESPONSES
+
+
+def settles(observation: Observation) -> bool:
+    """Whether all rounds are alike, and a pass back in time for each observation would cost more than one whitening."""
+    steps, rows = observation.steps, observation.rows
+    if (
+        len(observation.distinct_steps) > 1
+        or not steps[0].takes_gradients
+        or observation.system.correlation is not None
+    ):
+        return False
+    passes = len(steps) * (10 * observation.links + len(steps) * len(observation.victims) / 3)
+    return max(CHEAP, rows**3) < rows * passes
 
 
 def _factor(observation: Observation, effects: Effects) -> tuple[Array, NDArray[np.bool_]]:
@@ -248,7 +256,7 @@ def _covariance(effects: Effects) -> Array:
         else:
             lags = effects.column("noise", tail)[: stop - starts[tail]]
             np.matmul(lags, lags.T, out=G_RR[at:stop, at:stop])
-            report_work(effects.work)
+            report_work(1)
         for t in range(tail + 1, end):
             here, before = slice(starts[t], starts[t + 1]), slice(starts[t - 1], starts[t])
             G_RR[here, at + width : stop] += G_RR[before, at : stop - width]
@@ -288,38 +296,25 @@ def turns_back(step: ObservedStep) -> bool:
     With `F = W U` and `K = c F`, U zero or one on the diagonal and `U W U` symmetric, `F (K K^T) = (K K^T) F^T`. So
     `F^i K K^T F^jT` depends on i + j alone: a message takes as much from u to v as from v to u.
     """
-    if common_factor(step.out.state, step.out.noise) is None:
+    (state, used), (noise, _) = map(_columns_in_use, (step.out.state, step.out.noise))
+    if not used.size or not (
+        np.array_equal(state.indptr, noise.indptr) and np.array_equal(state.indices, noise.indices)
+    ):
         return False
-    used = columns_in_use(step.out.state)
-    within = _without_empty_columns(step.out.state).tocsr()[used]
+    factor = noise.data[0] / state.data[0]
+    if not np.allclose(noise.data, factor * state.data, rtol=4 * np.finfo(float).eps, atol=0.0):
+        return False
+    within = state.tocsr()[used]
     return bool((within != within.T).nnz == 0)
 
 
-def common_factor(state: sparse.csr_array, part: sparse.csr_array) -> float | None:
-    """What each column of one matrix is times the same column of another, those without entries left out; None if
-    there is no such factor.
-    """
-    one, other = (_without_empty_columns(matrix) for matrix in (state, part))
-    if one.shape != other.shape or one.shape[1] == 0:
-        return None
-    if not (np.array_equal(one.indptr, other.indptr) and np.array_equal(one.indices, other.indices)):
-        return None
-    factor = float(other.data[0] / one.data[0])
-    return factor if np.allclose(other.data, factor * one.data, rtol=4 * np.finfo(float).eps, atol=0.0) else None
-
-
-def columns_in_use(matrix: sparse.csr_array) -> NDArray[np.intp]:
-    """Which columns have entries."""
-    by_column = sparse.csc_array(matrix)
-    by_column.eliminate_zeros()
-    return np.flatnonzero(np.diff(by_column.indptr))
-
-
-def _without_empty_columns(matrix: sparse.csr_array) -> sparse.csc_array:
+def _columns_in_use(matrix: sparse.csr_array) -> tuple[sparse.csc_array, NDArray[np.intp]]:
+    """Those columns that have entries, and which they are."""
     by_column = sparse.csc_array(matrix)
     by_column.eliminate_zeros()
     by_column.sort_indices()
-    return by_column[:, columns_in_use(matrix)]
+    used = np.flatnonzero(np.diff(by_column.indptr))
+    return by_column[:, used], used
 
 
 def _add_last_round_(G_RR: Array, effects: Effects) -> None:
@@ -336,7 +331,7 @@ def _correlated_covariance(effects: Effects, inverse_TT: Array, sources_S: NDArr
     R, T = effects.starts[-1], len(effects.steps)
     S = len(sources_S)
     G_RR = np.zeros((R, R))
-    size = max(1, int(work.RESPONSES / (R * T)))
+    size = max(1, int(whitening.RESPONSES / (R * T)))
     for first in range(0, S, size):
         group = sources_S[first : first + size]
         plain = np.zeros((T, len(group), R))
@@ -344,5 +339,5 @@ def _correlated_covariance(effects: Effects, inverse_TT: Array, sources_S: NDArr
             plain[s, :, effects.starts[s] :] = effects.column("noise", s)[:, group].T
         mixed = np.tensordot(inverse_TT, plain, axes=(0, 0)).reshape(-1, R)
         G_RR += mixed.T @ mixed
-        report_work(effects.correlated_work * len(group) / effects.steps[0].observed.noise.shape[1])
+        report_work(len(group) / effects.steps[0].observed.noise.shape[1])
     return G_RR

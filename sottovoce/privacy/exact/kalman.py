@@ -22,7 +22,6 @@ from sottovoce.privacy.exact.whitening import (
     rounding_error,
     starts,
 )
-from sottovoce.privacy.exact.work import filter_work, kalman_work, search_work, sizes_of, weighing_work
 from sottovoce.privacy.observation import Observation, ObservedStep
 from sottovoce.support.progress import expect_work, report_work
 from sottovoce.support.threads import one_thread
@@ -44,12 +43,11 @@ class Spread(NamedTuple):
     terms_XX: Array
 
 
-def kalman(observation: Observation, apart: int = 1) -> Groups:
-    """M from the innovations: what each round tells that was not known before. Of rounds `apart`, see `products`."""
-    sizes = sizes_of(observation)
-    expect_work(kalman_work(sizes) + search_work(sizes.victims, sizes.gradient_rounds))
+def kalman(observation: Observation) -> Groups:
+    """M from the innovations: what each round tells that was not known before."""
+    expect_work(2)
     filters, rounding = _filters(observation)
-    for group, M_VTT in products(observation, _weigh(observation, filters), apart, weighing_work(sizes)):
+    for group, M_VTT in products(observation, _weigh(observation, filters)):
         M_VTT *= 1 + rounding
         yield group, M_VTT
 
@@ -73,17 +71,17 @@ def _filters(observation: Observation) -> tuple[list[Filter], float]:
     nothing = np.zeros((observation.steps[0].observed.state.shape[1],) * 2)
     now = Spread(nothing, nothing)
     filters: list[Filter] = []
-    rounding, begun, each = 0.0, False, filter_work(sizes_of(observation)) / len(observation.steps)
-    mixtures = map_equal_steps(mixture, observation.steps)
+    rounding, begun = 0.0, False
+    mixtures = map_equal_steps(_mixture, observation.steps)
     for step, mixed in zip(observation.steps, mixtures, strict=True):
-        found, error, now = filter_round(now, mixed, None if begun else step.observed.gradient)
+        found, error, now = _filter_round(now, mixed, None if begun else step.observed.gradient)
         filters.append(found)
-        report_work(each)
+        report_work(1 / len(observation.steps))
         rounding, begun = max(rounding, error), begun or step.takes_gradients
     return filters, len(observation.steps) * rounding
 
 
-def filter_round(before: Spread, mixed: Mixture, first: sparse.csr_array | None = None) -> tuple[Filter, float, Spread]:
+def _filter_round(before: Spread, mixed: Mixture, first: sparse.csr_array | None) -> tuple[Filter, float, Spread]:
     """The filter of one round, its rounding error, and the covariance of the state after the round.
 
     Before the `first` gradients are taken, observations may be known for sure, but for those that hold one of them.
@@ -97,7 +95,7 @@ def filter_round(before: Spread, mixed: Mixture, first: sparse.csr_array | None 
     alive = S_PP.diagonal() > 0
     if alive.all():
         factor = cholesky_(S_PP, terms)
-        whiten = inverse_factor(factor)
+        whiten = _inverse_factor(factor)
         gain = whiten @ cross_PX
     else:
         if first is None or first[np.flatnonzero(~alive)].nnz:
@@ -105,7 +103,7 @@ def filter_round(before: Spread, mixed: Mixture, first: sparse.csr_array | None 
         terms = terms[alive]
         factor = cholesky_(S_PP[np.ix_(alive, alive)], terms)
         whiten, gain = np.zeros_like(S_PP), np.zeros_like(cross_PX)
-        whiten[np.ix_(alive, alive)] = inverse = inverse_factor(factor)
+        whiten[np.ix_(alive, alive)] = inverse = _inverse_factor(factor)
         gain[alive] = inverse @ cross_PX[alive]
     following = F @ (F @ P_XX.T).T + out_noise - gain.T @ gain
     after = Spread((following + following.T) / 2, sizes.on @ (sizes.on @ terms_XX.T).T + sizes.out_noise)
@@ -118,7 +116,7 @@ def _own(H: Array | sparse.csr_array, HU_PX: Array) -> Array:
     return np.asarray(product.sum(axis=1)).ravel()
 
 
-def inverse_factor(factor: Array) -> Array:
+def _inverse_factor(factor: Array) -> Array:
     """Of a lower triangular matrix."""
     return np.asarray(lapack.dtrtri(factor, lower=1)[0]) if len(factor) else factor
 
@@ -144,7 +142,7 @@ class Mixture(NamedTuple):
     sizes: Sizes
 
 
-def mixture(step: ObservedStep) -> Mixture:
+def _mixture(step: ObservedStep) -> Mixture:
     """Of a round. Terms of noise cancel where some have another sign than others."""
     H, F = dense_if_small(step.observed.state), dense_if_small(step.out.state)
     Ez, Kz = step.observed.noise, step.out.noise

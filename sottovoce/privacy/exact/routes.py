@@ -1,13 +1,11 @@
 """The exact loss of a view: `M = A_u^T (B B^T)^+ A_u` for every victim u, without forming A and B where they are large.
 
-Routes to the same numbers:
+`squared` is the whole way: a closed form where there is one, else M by the route that fits the size, and of M the worst
+change. Routes to the same numbers:
 
 - `gram`: covariance of all observations by lags, one Cholesky factor and its inverse for all victims; in long runs of
-  equal rounds one whitening for all of them instead (`stationary`), whose M is up to one part in a million too large;
-- `reversible`: where M may be a part in a thousand too large and weights are symmetric, as for all pairs, the same
-  without any factor;
-- `kalman`: a whitening filter over rounds, for small graphs, long runs and topologies that change; where rounds are
-  alike, those of several small views together (`small_views`);
+  equal rounds one whitening for all of them instead (`stationary`), whose M is up to five parts in a million too large;
+- `kalman`: a whitening filter over rounds, for small graphs, long runs and topologies that change;
 - `conjugate`: conjugate gradients, victim by victim, where neither the observations nor the state fit in memory;
 - `deflated`: an orthonormal basis of the noise that reaches the view, where noise is poorer than what is said
   (averaging, masks); the only one that decides about rank;
@@ -18,7 +16,7 @@ Shapes: V victims, T gradient rounds, R observations, S noise sources, X state.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
@@ -36,21 +34,34 @@ from sottovoce.privacy.exact.elimination import eliminate_known_messages, withou
 from sottovoce.privacy.exact.gram import gram
 from sottovoce.privacy.exact.kalman import kalman
 from sottovoce.privacy.exact.rank import Rank, exact_rank
-from sottovoce.privacy.exact.reversible import reversible
-from sottovoce.privacy.exact.small_views import small_losses
-from sottovoce.privacy.exact.stationary import ETA
+from sottovoce.privacy.exact.stationary import DIRECTIONS
 from sottovoce.privacy.exact.whitening import Array, Groups, Singular, quiet_warnings
-from sottovoce.privacy.exact.work import Route, is_small, route_of, sizes_of
 from sottovoce.privacy.guarantee import Figure
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients, matrices_given_noisy_gradients
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep, observe
 from sottovoce.privacy.reactions import knows_every_state, open_by_steps
 from sottovoce.privacy.smallest_weight import SMALLEST, smallest_weight
 from sottovoce.privacy.views import View, ViewKind
-from sottovoce.privacy.worst_case import GAP, worst_case_by_residue
+from sottovoce.privacy.worst_case import worst_case
+from sottovoce.support.limits import Cost, check_cost
 from sottovoce.support.memo import once_for_each
 from sottovoce.support.progress import report_progress
 from sottovoce.tracing.linear_system import LinearSystem, map_equal_steps
+
+GRAM_ROWS = 12_000
+"""Up to this many observations the Gram route may be taken: its matrices have their square in entries."""
+
+FILTER_STATE = 6_000
+"""Up to this many components of the state the filter may be taken."""
+
+FEW_ROWS, FEW_COMPONENTS = 1_000, 64
+"""Up to this many observations of a state of so many components a filter takes less time than to eliminate any."""
+
+MULTIPLICATIONS, SPARSE = 1.5e10, 10.0
+"""Multiplications in a second, and how many of them a product with an entry of a sparse matrix is worth: for limits."""
+
+LESS = "ask for other kinds, as with --kind any-training, or take fewer rounds or a smaller graph"
+"""What takes less than an exact loss."""
 
 DEFLATED = 1e8
 """Largest number of entries that the hidden state may have as a map from noise where averaging, whose noise is always
@@ -67,13 +78,30 @@ CANCELLED = 1e15
 average is left as rounding, which protects nobody."""
 
 
-def squared(observation: Observation, scheme: Participation, *, above: float | None = None) -> Array:
-    """mu^2 of every victim: the worst direction and pattern; infinite where a signal is not covered by noise.
-
-    With `above`, M may be larger than the truth by up to 1.6 times that, and the value of the worst direction by the
-    rest of twice that, relatively, where it takes less time: so much the roots may be larger.
-    """
-    return squared_of_each([observation], scheme, above=above)[0]
+def squared(observation: Observation, scheme: Participation) -> Array:
+    """mu^2 of every victim: the worst direction and pattern; infinite where a signal is not covered by noise."""
+    _check_sizes_of_messages(observation)
+    observation = without_implied_models(observation)
+    closed = _closed_form(observation, scheme)
+    if closed is not None:
+        return closed
+    view = separated(observation)
+    reduced = None if _takes_deflation(observation, view) else _reduced(observation, view)
+    if reduced is not None and not reduced.observation.rows:
+        return scheme.largest_sum(np.broadcast_to(reduced.direct, (observation.gradient_rounds, len(reduced.direct))))
+    if reduced is not None:
+        check_cost(f"the exact loss of {observation.view}", _cost(reduced.observation, scheme), LESS)
+    out = np.zeros(len(observation.victims))
+    for group, M_VTT in _in_groups(observation, reduced):
+        found, covered = np.full(len(M_VTT), np.inf), np.isfinite(M_VTT).all(axis=(1, 2))
+        if covered.any():
+            some = M_VTT if covered.all() else M_VTT[covered]
+            found[covered] = worst_case(some, scheme, observation.gradient_rounds)
+        if observation.view.final_models is not FinalModels.NONE and not view.apart:
+            found[found * _largest_noise(observation) ** 2 > CANCELLED] = np.inf
+        out[group] = found
+        report_progress(len(M_VTT))
+    return np.minimum(out, _largest_of_averaging(observation, scheme))
 
 
 def figure_of(observation: Observation, scheme: Participation) -> Figure:
@@ -87,103 +115,46 @@ def figure_of(observation: Observation, scheme: Participation) -> Figure:
     return Figure.CLOSED_FORM if closed else Figure.EXACT
 
 
-def squared_of_each(
-    observations: Sequence[Observation], scheme: Participation, *, above: float | None = None
-) -> list[Array]:
-    """`squared` of several views: those that are small are filtered together, and the worst directions of all are
-    sought together."""
-    searches = [_search(observation, scheme, above) for observation in observations]
-    found = [np.zeros(0)] * len(searches)
-    answers: dict[int, Array | Singular | None] = dict.fromkeys(range(len(searches)))
-    while answers:
-        filtered: dict[int, Observation] = {}
-        asked: dict[int, _Asked] = {}
-        for number, answer in answers.items():
-            try:
-                wanted = searches[number].send(answer)
-            except StopIteration as end:
-                found[number] = end.value
-                continue
-            if isinstance(wanted, Observation):
-                filtered[number] = wanted
-            else:
-                asked[number] = wanted
-        answers = dict(zip(filtered, small_losses(list(filtered.values()), _apart(scheme)), strict=True))
-        answers |= zip(asked, _worst_of_each(list(asked.values()), scheme), strict=True)
-    return found
-
-
-class _Asked(NamedTuple):
-    """M whose worst directions are asked for, in so many rounds and within a relative gap; R x V x J x J."""
-
-    M_RVJJ: Array
-    rounds: int
-    gap: float
-
-
-def _worst_of_each(asked: Sequence[_Asked], scheme: Participation) -> list[Array]:
-    """mu^2 of the victims of each; those of one shape are sought together."""
-    alike: dict[tuple[int, int, float], list[int]] = {}
-    for number, (M_RVJJ, rounds, gap) in enumerate(asked):
-        alike.setdefault((len(M_RVJJ), rounds, gap), []).append(number)
-    found = [np.zeros(0)] * len(asked)
-    for (_, rounds, gap), numbers in alike.items():
-        each = [asked[number].M_RVJJ for number in numbers]
-        values = worst_case_by_residue(each[0] if len(each) == 1 else np.concatenate(each, axis=1), scheme, rounds, gap)
-        report_progress(len(values))
-        ends = np.cumsum([M_RVJJ.shape[1] for M_RVJJ in each])[:-1]
-        for number, part in zip(numbers, np.split(values, ends), strict=True):
-            found[number] = part
-    return found
-
-
-def _apart(scheme: Participation) -> int:
-    """Two rounds in which a change shows are a multiple of so many from each other."""
-    return 1 if scheme.times is None else scheme.apart
-
-
-def _search(
-    observation: Observation, scheme: Participation, above: float | None
-) -> Generator[Observation | _Asked, Array | Singular | None, Array]:
-    """mu^2 of every victim; asks for M of a small view that it yields, and for the worst directions of each M."""
-    _check_sizes_of_messages(observation)
+def loss_cost(observation: Observation, scheme: Participation) -> Cost:
+    """What `squared` takes, from the sizes of what is left of the view; nothing where there is a closed form."""
     observation = without_implied_models(observation)
-    if not any(part.noise.nnz for step in observation.distinct_steps for part in (step.observed, step.out)):
-        return np.where(_reached(observation), np.inf, 0.0)
-    if average_has_no_noise(observation):
+    if _closed_form(observation, scheme) is not None:
+        return Cost()
+    view = separated(observation)
+    return Cost() if _takes_deflation(observation, view) else _cost(_reduced(observation, view).observation, scheme)
+
+
+def _cost(observation: Observation, scheme: Participation) -> Cost:
+    """What M of all victims takes by the route that fits the size, and the search for their worst changes."""
+    T, R, X, V = len(observation.steps), float(observation.rows), observation.state, len(observation.victims)
+    G, links, route = observation.gradient_rounds, observation.links, route_of(observation)
+    among = scheme.times or G
+    search = float(scheme.count(T) * V * among**2) * (150 + 2 * among)
+    products = R * T * (SPARSE / 2 * links + G * V / 3)
+    if route is Route.NOTHING:
+        return Cost()
+    if route is Route.CONJUGATE:
+        memory, work = R * G, V * SPARSE * 60 * T * G * float(links)
+    elif route is Route.KALMAN:
+        memory, work = X**2 + R * (X + R / T) / 3, R * (2 * X**2 + R * X) + 4 * SPARSE * T * links * X + products
+    else:
+        settled = 3 * R**3 + 4 * R**2 * DIRECTIONS + 7.0 * V * T**2 * (R / T + DIRECTIONS / 2)
+        memory, work = R**2, min(R**3 + products, settled) + R * (SPARSE * links + R * observation.sources / T)
+    return Cost(memory=24 * memory + min(24.0 * V * G**2, 24.0 * G**2 + 4e9), seconds=(work + search) / MULTIPLICATIONS)
+
+
+def _closed_form(observation: Observation, scheme: Participation) -> Array | None:
+    """mu^2 of every victim where no M is needed; None elsewhere."""
+    without_noise = not any(part.noise.nnz for step in observation.distinct_steps for part in (step.observed, step.out))
+    if without_noise or average_has_no_noise(observation):
         return np.where(_reached(observation), np.inf, 0.0)
     averaged = averaging_loss(observation)
     if averaged is not None:
         return averaged.squares
     of_noisy_gradients = loss_of_noisy_gradients(observation, scheme)
-    if of_noisy_gradients is not None:
-        return of_noisy_gradients
-    if sees_one_fresh_sum(observation):
+    if of_noisy_gradients is None and sees_one_fresh_sum(observation):
         return _of_fresh_sums(observation, scheme)
-    reduced = None if _takes_deflation(observation) else _reduced(observation, always=above is not None)
-    if reduced is not None and not reduced[0].rows:
-        return scheme.largest_sum(np.broadcast_to(reduced[1], (observation.gradient_rounds, len(reduced[1]))))
-    out = np.zeros(len(observation.victims))
-    eta, gap = (ETA, GAP) if above is None else (1.6 * above, 0.4 * above)
-    small = None
-    if above is None and reduced is not None and _is_filtered_with_others(observation, reduced[0]):
-        small = yield reduced[0]
-    if isinstance(small, Singular):
-        small, reduced = None, None
-    elif small is not None:
-        small *= separated(observation).factor
-    groups = _in_groups(observation, reduced, eta, None if scheme.times is None else scheme.apart)
-    whole = ((group, M_VTT[None]) for group, M_VTT in groups)
-    for group, M_RVJJ in whole if small is None else [(slice(None), small)]:
-        covered = np.isfinite(M_RVJJ).all(axis=(0, 2, 3))
-        found = np.full(M_RVJJ.shape[1], np.inf)
-        if covered.any():
-            some = M_RVJJ if covered.all() else M_RVJJ[:, covered]
-            found[covered] = yield _Asked(some, observation.gradient_rounds, gap)
-        if observation.view.final_models is not FinalModels.NONE and not separated(observation).apart:
-            found[found * _largest_noise(observation) ** 2 > CANCELLED] = np.inf
-        out[group] = found
-    return np.minimum(out, _largest_of_averaging(observation, scheme))
+    return of_noisy_gradients
 
 
 def _largest_of_averaging(observation: Observation, scheme: Participation) -> Array:
@@ -280,7 +251,9 @@ def _of_fresh_sums(observation: Observation, scheme: Participation) -> Array:
 
 def losses(observation: Observation) -> Array:
     """M of every victim, V x T x T; infinite throughout where a signal is not covered by noise."""
-    return whole(observation, in_groups(observation))
+    view = separated(observation)
+    reduced = None if _takes_deflation(observation, view) else _reduced(observation, view)
+    return whole(observation, _in_groups(observation, reduced))
 
 
 def _check_sizes_of_messages(observation: Observation) -> None:
@@ -309,44 +282,38 @@ def whole(observation: Observation, groups: Groups) -> Array:
     return M_VTT
 
 
-def in_groups(observation: Observation) -> Groups:
-    """M of some victims after others, by the route that fits the size."""
-    return _in_groups(observation, None if _takes_deflation(observation) else _reduced(observation))
-
-
-def _takes_deflation(observation: Observation) -> bool:
-    if np.isinf(separated(observation).factor):
+def _takes_deflation(observation: Observation, view: Separated) -> bool:
+    if np.isinf(view.factor):
         return True
     components = observation.steps[0].out.state.shape[0]
     return observation.system.algorithm.averaging and components * observation.sources <= DEFLATED
 
 
-def _reduced(observation: Observation, *, always: bool = False) -> tuple[Observation, Array]:
-    """The view without what follows from earlier messages, and what has to be added to the diagonal of every M.
+class _Reduced(NamedTuple):
+    """A view without what follows from earlier messages; what has to be added to the diagonal of every M of that, and
+    then by how much it may be larger."""
 
-    Small views are left as they are, unless they are `always` to be reduced, as the route `reversible` needs them.
-    """
-    conditioned = separated(observation).observation
-    if is_small(sizes_of(observation)) and not always:
-        return conditioned, np.zeros(len(observation.victims))
-    return eliminate_known_messages(conditioned)
+    observation: Observation
+    direct: Array
+    factor: float
 
 
-def _in_groups(
-    observation: Observation,
-    reduced: tuple[Observation, Array] | None,
-    eta: float = ETA,
-    apart: int | None = None,
-) -> Groups:
-    """M of some victims after others; without `apart`, of data that changes in every round."""
+def _reduced(observation: Observation, view: Separated) -> _Reduced:
+    """Small views are left as they are."""
+    if is_small(observation):
+        return _Reduced(view.observation, np.zeros(len(observation.victims)), view.factor)
+    return _Reduced(*eliminate_known_messages(view.observation), view.factor)
+
+
+def _in_groups(observation: Observation, reduced: _Reduced | None) -> Groups:
+    """M of some victims after others; by deflation where the view was not reduced, or is singular."""
     if reduced is None:
         yield slice(None), _deflated(observation)
         return
-    smaller, direct = reduced
     try:  # what is singular shows before the first group
-        for group, M_VTT in _by_route(smaller, eta, apart):
-            np.einsum("vtt->vt", M_VTT)[:] += direct[group, None]
-            M_VTT *= separated(observation).factor
+        for group, M_VTT in _by_route(reduced.observation):
+            np.einsum("vtt->vt", M_VTT)[:] += reduced.direct[group, None]
+            M_VTT *= reduced.factor
             yield group, M_VTT
     except Singular:
         yield slice(None), _deflated(observation)
@@ -361,6 +328,10 @@ def _deflated(observation: Observation) -> Array:
     whole = observe(observation.system, observation.view)
     averaging = observation.system.algorithm.averaging
     apart = Separated(whole, 1.0, False) if averaging else separated(whole)
+    T, n, Z = len(whole.steps), len(whole.victims), float(whole.sources)
+    work = whole.rows**2 * (2 * Z + T * n) + 100 * T * (Z + T * n) * whole.state
+    cost = Cost(memory=80 * whole.state * (Z + T * n), seconds=work / MULTIPLICATIONS)
+    check_cost(f"a basis of all noise that reaches {whole.view}", cost, LESS)
     found = deflated(apart.observation)
     M_VTT = found.losses * (apart.factor if apart.apart else 1.0)
     exact = _rank_of(apart.observation if apart.apart else whole, found)
@@ -402,22 +373,43 @@ def _matrices_of_noisy_gradients(observation: Observation) -> Array:
         return np.full((len(observation.victims), T, T), np.inf)
 
 
-def _is_filtered_with_others(observation: Observation, smaller: Observation) -> bool:
-    """Whether a view is small, and goes from round to round together with other small ones."""
-    return is_small(sizes_of(observation)) and route_of(sizes_of(smaller)) is Route.KALMAN
+class Route(Enum):
+    """By what a loss is computed."""
+
+    NOTHING = "nothing is heard that could tell anything"
+    GRAM = "the covariance of all observations"
+    KALMAN = "a whitening filter over rounds"
+    CONJUGATE = "conjugate gradients"
 
 
-def _by_route(observation: Observation, eta: float, apart: int | None) -> Groups:
+def is_small(observation: Observation) -> bool:
+    """Whether a filter takes less time than to eliminate any observations first."""
+    return observation.rows <= FEW_ROWS and observation.state <= FEW_COMPONENTS
+
+
+def route_of(observation: Observation) -> Route:
+    """By memory, then by the number of multiplications, which are few in small views; only the covariance takes
+    correlated noise."""
+    T, rows, X = len(observation.steps), observation.rows, observation.state
+    if not rows or not observation.gradient_rounds:
+        return Route.NOTHING
+    if rows > GRAM_ROWS and X > FILTER_STATE:
+        return Route.CONJUGATE
+    each = rows / T
+    by_gram = rows**2 * X + 2 / 3 * rows**3
+    by_filter = T * (2 * each * X**2 + 40 * observation.links * X) + rows * T * each * X
+    cheaper = rows > GRAM_ROWS or (by_filter < by_gram and X <= FILTER_STATE) or is_small(observation)
+    return Route.KALMAN if cheaper and observation.system.correlation is None else Route.GRAM
+
+
+def _by_route(observation: Observation) -> Groups:
     """M by the route that fits the sizes of a view."""
-    route = route_of(sizes_of(observation))
+    route = route_of(observation)
     if route is Route.NOTHING:
         return quiet_warnings(observation)
-    found = reversible(observation, eta, apart is None) if eta > ETA else None
-    if found is not None:
-        return found
     if route is Route.GRAM:
-        return gram(observation, eta)
-    return kalman(observation, apart or 1) if route is Route.KALMAN else conjugate(observation)
+        return gram(observation)
+    return kalman(observation) if route is Route.KALMAN else conjugate(observation)
 
 
 # --- oracle --------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from queue import SimpleQueue
 from typing import NamedTuple
 
 import numpy as np
@@ -28,21 +29,22 @@ from numpy.typing import NDArray
 from scipy import linalg
 from scipy.linalg import lapack
 
-from sottovoce.privacy.exact import whitening
-from sottovoce.privacy.exact.whitening import Array, Groups, responses, shares
-from sottovoce.privacy.exact.work import PASSES, TRANSFORMS, directions
+from sottovoce.privacy.exact.whitening import PARTS, Array, Groups, responses, shares
 from sottovoce.privacy.observation import Observation
 from sottovoce.support.progress import report_work
-from sottovoce.support.threads import WORKERS, one_thread
+from sottovoce.support.threads import WORKERS, chunks, one_thread
 
-ETA = 1e-6
-"""How far, relatively, M may be above the truth, unless more is allowed."""
+ETA = 5e-6
+"""How far, relatively, M may be above the truth."""
+
+DIRECTIONS = 512
+"""How many directions of what one whitening lacks are looked for at first; twice as many as long as all matter."""
 
 ROWS = 1024
 """Rows of C, which has as many entries as G, that are alive at once."""
 
-VICTIMS = 8
-"""Victims a thread works on."""
+VICTIMS = 16
+"""Victims whose transforms are alive at once in a thread."""
 
 AT_ONCE = 6e7
 """About how many entries of M, and of responses, may be alive at once."""
@@ -50,17 +52,13 @@ AT_ONCE = 6e7
 EPSILON = float(np.finfo(float).eps)
 
 
-def settled_(observation: Observation, factor_RR: Array, rounding: float, eta: float) -> Groups | None:
-    """M of some victims after others, in an array they share, at most 1 + eta times the truth; None where unproven.
-
-    Overwrites the factor L.
-    """
+def settled_(observation: Observation, factor_RR: Array, rounding: float) -> Groups | None:
+    """M of some victims after others, at most 1 + ETA times the truth; None where unproven. Overwrites the factor L."""
     last_PR = _last(factor_RR, len(factor_RR) // len(observation.steps))
-    report_work(float(last_PR.shape[1]) * last_PR.size)
-    Y_RK = lacking_(factor_RR, last_PR, rounding, eta)
+    Y_RK = lacking_(factor_RR, last_PR, rounding)
     if Y_RK is None:
         return None
-    return _losses(observation, last_PR, Y_RK, (1 + eta) * (1 + rounding + _transforming(Y_RK, len(observation.steps))))
+    return _losses(observation, last_PR, Y_RK, (1 + ETA) * (1 + rounding + _transforming(Y_RK, len(observation.steps))))
 
 
 def _last(factor: Array, count: int) -> Array:
@@ -70,22 +68,20 @@ def _last(factor: Array, count: int) -> Array:
     return rows
 
 
-def lacking_(factor_RR: Array, last_PR: Array, rounding: float, eta: float) -> Array | None:
-    """Y, R x K, with `E^-1 <= (1 + eta) (I + Y Y^T)`; None where unproven. Overwrites the factor."""
+def lacking_(factor_RR: Array, last_PR: Array, rounding: float) -> Array | None:
+    """Y, R x K, with `E^-1 <= (1 + ETA) (I + Y Y^T)`; None where unproven. Overwrites the factor."""
     R, carried = len(factor_RR), 1 + _widest(last_PR) * _widest(factor_RR)
     E_RR = _lacks_(factor_RR, last_PR)
     margin = rounding + 8 * R * EPSILON * carried * _widest(E_RR)
-    h_K, Q_RK = _leading(E_RR, eta)
-    report_work(float(PASSES * R**2 * directions(eta)))
-    some = h_K > 0.8 * eta
+    h_K, Q_RK = _leading(E_RR)
+    some = h_K > 0.8 * ETA
     h_K, Q_RK = h_K[some], np.ascontiguousarray(Q_RK[:, some])
     if np.any(h_K >= 1):
         return None
-    E_RR *= 1 + eta
+    E_RR *= 1 + ETA
     E_RR += (Q_RK * h_K) @ Q_RK.T
     np.einsum("rr->r", E_RR)[:] -= 1 + margin
     proven = lapack.dpotrf(E_RR.T, lower=1, overwrite_a=1)[1] == 0
-    report_work(R**3 / 3)
     return Q_RK * np.sqrt(h_K / (1 - h_K)) if proven else None
 
 
@@ -113,9 +109,9 @@ def _lacks_(factor_RR: Array, last_PR: Array) -> Array:
         for count in range(len(parts), 0, -1):
             rows = parts[count - 1]
             list(pool.map(partial(times_, rows, _toeplitz(last_PR, rows)), parts[:count]))
-            report_work((rows.stop**3 - rows.start**3) / 3)
-        list(pool.map(square_, parts))
-        report_work(R**3 / 3)
+            report_work(0.5 / len(parts))
+        for _ in pool.map(square_, parts):
+            report_work(0.5 / len(parts))
     return E_RR
 
 
@@ -129,9 +125,9 @@ def _toeplitz(last_PR: Array, rows: slice) -> Array:
 
 
 @one_thread()
-def _leading(E_RR: Array, eta: float) -> tuple[Array, Array]:
+def _leading(E_RR: Array) -> tuple[Array, Array]:
     """The larger eigenvalues of `D = I - E` and their directions, by subspace iteration from a random start."""
-    R, size = len(E_RR), directions(eta)
+    R, size = len(E_RR), DIRECTIONS
     Q_RK = np.zeros((R, 0))
     while 2 * size < R:
         more = np.random.default_rng(size).standard_normal((R, size - Q_RK.shape[1]))
@@ -140,7 +136,7 @@ def _leading(E_RR: Array, eta: float) -> tuple[Array, Array]:
             Q_RK, _ = linalg.qr(Q_RK - _times(E_RR, Q_RK), mode="economic", overwrite_a=True, check_finite=False)
         h_K, turn = linalg.eigh(np.eye(size) - Q_RK.T @ _times(E_RR, Q_RK), check_finite=False)
         Q_RK = Q_RK @ turn
-        if h_K[0] < eta / 4:
+        if h_K[0] < ETA / 4:
             return h_K, Q_RK
         size *= 2
     sizes, Q_RR = linalg.eigh(E_RR, check_finite=False)
@@ -150,16 +146,17 @@ def _leading(E_RR: Array, eta: float) -> tuple[Array, Array]:
 def _times(E_RR: Array, Q_RK: Array) -> Array:
     out = np.empty((len(E_RR), Q_RK.shape[1]))
     with ThreadPoolExecutor(WORKERS) as pool:
-        list(pool.map(lambda rows: np.matmul(E_RR[rows], Q_RK, out=out[rows]), shares(len(E_RR), WORKERS)))
+        list(pool.map(lambda rows: np.matmul(E_RR[rows], Q_RK, out=out[rows]), shares(len(E_RR), PARTS)))
     return out
 
 
 def _losses(observation: Observation, last_PR: Array, Y_RK: Array, scale: float) -> Groups:
     """`scale (C A)^T (I + Y Y^T) (C A)` of some victims after others."""
     V, T, P = len(observation.victims), len(observation.steps), len(last_PR)
-    size = max(1, min(V, int(AT_ONCE / T**2), int(whitening.LOSSES_AT_ONCE / T**2), int(AT_ONCE / (T * P))))
-    room = np.empty((size, T, T))
-    desks = [_Desk.of(Y_RK.reshape(T, P, -1)) for _ in range(WORKERS)]
+    size = max(1, min(V, int(AT_ONCE / T**2), int(AT_ONCE / (T * P))))
+    desks: SimpleQueue[_Desk] = SimpleQueue()
+    for _ in range(WORKERS):
+        desks.put(_Desk.of(Y_RK.reshape(T, P, -1)))
 
     def weigh(_: range, s: int, __: Array) -> Array:
         return last_PR[:, s * P : (s + 1) * P].T
@@ -168,9 +165,10 @@ def _losses(observation: Observation, last_PR: Array, Y_RK: Array, scale: float)
         for first in range(0, V, size):
             group = slice(first, min(V, first + size))
             white_TVP = responses(observation, weigh, group, range(T - 1, T))
-            M_VTT = room[: group.stop - first]
-            list(pool.map(partial(_products_, M_VTT, white_TVP, scale), desks, shares(len(M_VTT), WORKERS)))
-            report_work(TRANSFORMS * len(M_VTT) * T**2 * (P + Y_RK.shape[1]))
+            M_VTT = np.empty((group.stop - first, T, T))
+            some = list(chunks(len(M_VTT), VICTIMS))
+            for _ in pool.map(partial(_products_, M_VTT, white_TVP, scale, desks), some):
+                report_work(len(M_VTT) / len(some) / V)
             yield group, M_VTT
 
 
@@ -191,26 +189,25 @@ class _Desk(NamedTuple):
         return cls(fft.rfft(Y_TPK, twice, axis=0), room, np.empty((twice, VICTIMS, K)))
 
 
-def _products_(M_VTT: Array, white_TVP: Array, scale: float, desk: _Desk, share: slice) -> None:
+def _products_(M_VTT: Array, white_TVP: Array, scale: float, desks: SimpleQueue[_Desk], some: slice) -> None:
     """Write `scale (C A)^T (I + Y Y^T) (C A)` of some victims.
 
     `(C A)^T C A` sums the products of the last responses along diagonals; `Y^T C A` correlates Y with the responses.
     """
     from scipy import fft
 
-    T, twice = len(white_TVP), len(desk.lacks_TVK)
-    for first in range(share.start, share.stop, VICTIMS):
-        some = slice(first, min(share.stop, first + VICTIMS))
-        white, M = white_TVP[:, some], M_VTT[some]
-        np.matmul(white.transpose(1, 0, 2), white.transpose(1, 2, 0), out=M)
-        for s in range(T - 2, -1, -1):
-            M[:, s, :-1] += M[:, s + 1, 1:]
-        white_FVP = fft.rfft(white[::-1], twice, axis=0)
-        lacks_FVK, lacks_TVK = desk.lacks_FVK[:, : len(M)], desk.lacks_TVK[:, : len(M)]
-        np.matmul(white_FVP.conj(), desk.Y_FPK, out=lacks_FVK)
-        np.fft.irfft(lacks_FVK, twice, axis=0, out=lacks_TVK)
-        M += lacks_TVK[:T].transpose(1, 0, 2) @ lacks_TVK[:T].transpose(1, 2, 0)
-        M *= scale
+    desk, white, M = desks.get(), white_TVP[:, some], M_VTT[some]
+    T, twice = len(white), len(desk.lacks_TVK)
+    np.matmul(white.transpose(1, 0, 2), white.transpose(1, 2, 0), out=M)
+    for s in range(T - 2, -1, -1):
+        M[:, s, :-1] += M[:, s + 1, 1:]
+    white_FVP = fft.rfft(white[::-1], twice, axis=0)
+    lacks_FVK, lacks_TVK = desk.lacks_FVK[:, : len(M)], desk.lacks_TVK[:, : len(M)]
+    np.matmul(white_FVP.conj(), desk.Y_FPK, out=lacks_FVK)
+    np.fft.irfft(lacks_FVK, twice, axis=0, out=lacks_TVK)
+    M += lacks_TVK[:T].transpose(1, 0, 2) @ lacks_TVK[:T].transpose(1, 2, 0)
+    M *= scale
+    desks.put(desk)
 
 
 def _transforming(Y_RK: Array, rounds: int) -> float:

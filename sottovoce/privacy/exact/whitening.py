@@ -26,11 +26,10 @@ from scipy.linalg import lapack
 
 from sottovoce.core.arrays import dense_if_small
 from sottovoce.errors import SottovoceError
-from sottovoce.privacy.exact import work
 from sottovoce.privacy.observation import Observation, ObservedStep
 from sottovoce.support.memo import once_for_each
 from sottovoce.support.progress import report_work
-from sottovoce.support.threads import WORKERS, one_thread, physical_memory
+from sottovoce.support.threads import WORKERS, one_thread
 from sottovoce.tracing.linear_system import map_equal_steps
 
 Array = NDArray[np.float64]
@@ -41,8 +40,14 @@ CONDITION = 1e-6
 IN_CACHE = 128
 """Observations carried back in time together: more of them fall out of the processor's cache."""
 
-LOSSES_AT_ONCE = physical_memory() / 32
-"""About how many entries of M may be alive at once: a quarter of the machine's memory."""
+LOSSES_AT_ONCE = 2.5e8
+"""About how many entries of M may be alive at once: two gigabytes."""
+
+RESPONSES = 1.2e8
+"""About how many whitened responses may be alive at once."""
+
+PARTS = 4
+"""Parts of a product that threads take: as many on every machine, so that no bit depends on it."""
 
 ALONE = 1e8
 """Up to so many products a thread is through with them before another one has begun."""
@@ -96,24 +101,18 @@ def starts(steps: tuple[ObservedStep, ...]) -> NDArray[np.intp]:
     return np.concatenate([[0], np.cumsum([step.observed.state.shape[0] for step in steps])]).astype(np.intp)
 
 
-def products(observation: Observation, weigh: Weigh, apart: int = 1, weighing: float = 0.0) -> Groups:
-    """M of all victims, from the rows of `L^-1`; as many victims at once as memory allows.
-
-    Only entries for two gradient rounds that are a multiple of `apart` rounds from each other: the others are left 0.
-    `weighing` is how much work `weigh` is, for all observations.
-    """
+def products(observation: Observation, weigh: Weigh) -> Groups:
+    """M of all victims, from the rows of `L^-1`; as many victims at once as memory allows. It is one unit of work."""
     V, T = len(observation.victims), observation.gradient_rounds
     size = max(1, min(V, int(LOSSES_AT_ONCE / T**2)))
     passes = -(-V // size)
     size = -(-V // passes)
     at = starts(observation.steps)
-    rows = max(1, min(IN_CACHE, int(work.RESPONSES / (size * T))))
+    rows = max(1, min(IN_CACHE, int(RESPONSES / (size * T))))
     widest = max(rows, int(np.diff(at).max()))
     blocks = list(_consecutive(at, rows))
-    workers = min(WORKERS, len(blocks)) if size * T**2 * float(at[-1]) > ALONE * apart else 1
+    workers = min(WORKERS, len(blocks)) if size * T**2 * float(at[-1]) > ALONE else 1
     rooms = [np.empty(T * size * widest) for _ in range(workers)]
-    whole = work.products_work(work.sizes_of(observation)) + weighing
-    each = whole / passes / max(1, sum(block.stop * len(block) for block in blocks))
     with one_thread(), ThreadPoolExecutor(workers) as pool:
         spread = pool.map if workers > 1 else map
         for first in range(0, V, size):
@@ -127,18 +126,15 @@ def products(observation: Observation, weigh: Weigh, apart: int = 1, weighing: f
                     for room, block in zip(rooms, together, strict=False)
                 ]
                 for white_TVQ in spread(partial(_responses, observation, weigh, back), together, shaped):
-                    list(spread(partial(add_products_, M_VTT, white_TVQ, apart), shares(len(M_VTT), workers)))
-                report_work(each * sum(block.stop * len(block) for block in together))
+                    list(spread(partial(_add_products_, M_VTT, white_TVQ), shares(len(M_VTT), workers)))
+                report_work(len(together) / len(blocks) / passes)
             yield group, M_VTT
 
 
-def add_products_(M_VTT: Array, white_TVQ: Array, apart: int, some: slice) -> None:
-    """Add the products of the responses of some victims, to rounds that are `apart`."""
-    begun = len(white_TVQ)
-    for first in range(min(apart, begun)):
-        rounds = slice(first, begun, apart)
-        white = white_TVQ[rounds, some]
-        M_VTT[some, rounds, rounds] += white.transpose(1, 0, 2) @ white.transpose(1, 2, 0)
+def _add_products_(M_VTT: Array, white_TVQ: Array, some: slice) -> None:
+    """Add the products of the responses of some victims."""
+    begun, white = len(white_TVQ), white_TVQ[:, some]
+    M_VTT[some, :begun, :begun] += white.transpose(1, 0, 2) @ white.transpose(1, 2, 0)
 
 
 def shares(count: int, parts: int) -> list[slice]:
