@@ -106,7 +106,7 @@ def test_graphs_weights_and_tracing_say_what_is_done_and_how_far_it_is(sotto, mo
         f"{what}: drawing about 120 edges", f"{what}: metropolis weights",
     ]  # fmt: skip
     traced = [done for part, done, _, _ in heard if part == "traced rounds"]
-    assert (traced[0], traced[-1], len(traced)) == (0, 6, 8)  # a round in three parts, and another to compare with
+    assert (traced[0], traced[-1], len(traced)) == (0, 6, 9)  # two rounds in parts, and their comparison
     assert traced == sorted(set(traced))
     assert any(line.startswith(f"{what}: traced rounds 41 %") for *_, line in heard)
     monkeypatch.setattr("sottovoce.core.edge_lists.TOLD", 2)
