@@ -98,6 +98,8 @@ class RunAccountant:
 
     def _check_cost(self, views: Sequence[View]) -> None:
         """Refuse more adversaries than limits allow; the one that hears most stands for each of them."""
+        for view in views:
+            view.check(self.system.n)
         heard = np.diff(self.system.topology.at(0).weights.indptr)
         nodes = sorted((view for view in views if view.members), key=lambda view: heard[list(view.members)].sum())
         if nodes and not self.system.only_gradients:
