@@ -46,13 +46,12 @@ class Stacks:
     @contextmanager
     def gathered(self, rows: Tensor, weights: Tensor) -> Iterator[Stack]:
         """A batch of each node, N x B, with zeros in place of rows that take no part."""
-        F, absent = self._inputs.shape[1], weights == 0
+        F, absent = self._inputs.shape[1], (weights == 0).flatten().nonzero().flatten()
         with self._memory(rows.numel() * F) as memory:
-            inputs = torch.index_select(self._inputs, 0, rows.flatten(), out=memory.view(-1, F)).view(*rows.shape, F)
-            targets = self._targets.take(rows)
-            if absent.any():
-                inputs[absent], targets[absent] = 0, 0
-            yield Stack(inputs, targets, weights)
+            inputs = torch.index_select(self._inputs, 0, rows.flatten(), out=memory.view(-1, F))
+            inputs.index_fill_(0, absent, 0)
+            targets = self._targets.take(rows.flatten()).index_fill_(0, absent, 0)
+            yield Stack(inputs.view(*rows.shape, F), targets.view(rows.shape), weights)
 
     @contextmanager
     def _memory(self, numbers: int) -> Iterator[Tensor]:
