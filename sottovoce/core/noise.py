@@ -323,6 +323,14 @@ class CombinedNoise(_FreshNoise):
     def with_sigma(self, sigma: PerNode) -> Noise:
         return CombinedNoise((self.parts[0].with_sigma(sigma), *self.parts[1:]))
 
+    def nearest_sigma(self, sigma: float) -> float:
+        """The size of the first kind, as near as possible to this one, at which others are near enough."""
+        others = [size for part in self.parts[1:] for size in _sizes_of(part) if size > 0]
+        if not others:
+            return sigma
+        far = FARTHEST_KINDS * (1 - 1e-12)
+        return min(max(sigma, max(others) / far), min(others) * far)
+
     def local(self, mixing: Mixing) -> tuple[NoiseTerm, ...]:
         return tuple(term for part in self.parts for term in part.local(mixing))
 

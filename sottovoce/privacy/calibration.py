@@ -194,8 +194,11 @@ def _bisected(at: Callable[[float], Account], reference: Account, target: Target
     """The least sigma where mu is not proportional to 1/sigma, from the account at sigma 1."""
     best = Calibrated(math.inf, reference)
 
-    def ask(sigma: float) -> Answer:
+    noise = reference.system.algorithm.noise
+
+    def ask(asked: float) -> Answer:
         nonlocal best
+        sigma = noise.nearest_sigma(asked) if isinstance(noise, CombinedNoise) else asked
         found = reference if sigma == 1.0 else at(sigma)
         meets = target.met_by(found)
         if meets and sigma < best.sigma:

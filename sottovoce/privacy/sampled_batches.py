@@ -20,7 +20,7 @@ from sottovoce.errors import Unaccountable
 from sottovoce.privacy.amplification import epsilon_of_batches, noise_for, noise_multipliers, releases
 from sottovoce.privacy.assumptions import CHANGED_RECORD, AssumptionKind, rounding
 from sottovoce.privacy.bisection import least_noise
-from sottovoce.privacy.calibration import Target
+from sottovoce.privacy.calibration import LARGEST, Target
 from sottovoce.privacy.composition import SampledLoss
 from sottovoce.privacy.covering_views import covering_views, lacks_secrets
 from sottovoce.privacy.final_models import covered_final_models
@@ -139,9 +139,10 @@ def sampled_sigma(
         return most
 
     def enough(sigma: float) -> bool:
-        return all(found >= needed[how] for how, found in nodes.least_noise(at(sigma), view).items())
+        found = nodes.least_noise(at(noise.nearest_sigma(sigma)), view)
+        return all(least >= needed[how] for how, least in found.items())
 
-    return least_noise(enough, most, tolerance=1e-3, smallest=1e-9)
+    return noise.nearest_sigma(least_noise(enough, most, tolerance=1e-3, smallest=1e-9, largest=LARGEST))
 
 
 class SampledCalibration(NamedTuple):

@@ -11,7 +11,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from sottovoce import account, algorithm, metropolis, trace
+from sottovoce import account, algorithm, calibrate, metropolis, trace
 from sottovoce.core.noise import FARTHEST_KINDS, LARGEST, SMALLEST, CombinedNoise, Independent, Pairwise
 from sottovoce.errors import InputError
 
@@ -82,6 +82,14 @@ def test_what_lies_outside_is_refused_by_its_name_and_range(build, words):
     with pytest.raises(InputError) as refusal:
         build()
     assert all(word in str(refusal.value) for word in words)
+
+
+def test_a_search_for_sigma_stays_where_figures_are_verified():
+    """Loose targets are met by the least sigma beside so much pair noise; what no sigma meets is refused as such."""
+    built = algorithm("decor", sigma=1.0, sigma_pair=100.0)
+    found = calibrate(built, metropolis("path:3"), rounds=1, epsilon=1e14, delta=1e-5)
+    assert 100.0 / FARTHEST_KINDS <= found <= 100.0 / FARTHEST_KINDS * (1 + 1e-6)
+    assert calibrate(built, metropolis("path:3"), rounds=1, epsilon=1.0, delta=1e-5) > 1
 
 
 def test_nodes_and_kinds_without_noise_are_no_size():
