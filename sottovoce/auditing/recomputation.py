@@ -17,7 +17,7 @@ from sottovoce.auditing.shown_fields import MEASURED_TOLERANCE, MODELS, FolderCh
 from sottovoce.core.arrays import Rows
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.errors import Diverged, InputError
-from sottovoce.learning.devices import CPU
+from sottovoce.learning.tasks import CPU
 from sottovoce.run.baselines import compute_baselines
 from sottovoce.run.checkpoint import load
 from sottovoce.run.fingerprint import own_code, public_fingerprint, versions
