@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from sottovoce.auditing.shown_fields import MEASURED_TOLERANCE, FolderCheck, Source, as_read
+from sottovoce.auditing.shown_fields import MEASURED_TOLERANCE, MODELS, FolderCheck, Source, as_read
 from sottovoce.core.arrays import Rows
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.errors import Diverged, InputError
-from sottovoce.learning.devices import CPU
+from sottovoce.learning.tasks import CPU
 from sottovoce.run.baselines import compute_baselines
 from sottovoce.run.checkpoint import load
 from sottovoce.run.fingerprint import own_code, public_fingerprint, versions
@@ -34,7 +34,9 @@ from sottovoce.run.layout import (
     NOISE_KEY,
     PRIVACY,
     PRIVATE,
+    RERUNS,
     RESULT,
+    SHADOWS,
     Audience,
     RunFiles,
 )
@@ -95,12 +97,13 @@ def check_files(
         found.findings.append(f"checkpoint.npz: a rerun diverges: {problem.found}")
         return found
     values, missing = _values(run, documents, end, again), {Source.RERUN: again.why_not} if again.end is None else {}
+    _compare_models(found, end, again)
     if again.end is not None:
-        values[CHECKPOINT.name][Source.RERUN] = {"nonfinite": again.end.state.nonfinite, "models": True}
+        values[CHECKPOINT.name][Source.RERUN] = {"nonfinite": again.end.state.nonfinite}
     files = RunFiles(run.folder)
     stated_files: dict[str, object] = {
         METRICS.name: list(documents.lines), RESULT.name: documents.result, BASELINES.name: documents.baselines,
-        PRIVATE.name: files.document(files.private), CHECKPOINT.name: _about_checkpoint(run, end, again),
+        PRIVATE.name: files.document(files.private), CHECKPOINT.name: _about_checkpoint(run),
         CONFIG.name: files.document(files.config), GRAPH.name: files.document(files.graph),
         ATTACK.name: documents.attacks or None,
     }  # fmt: skip
@@ -224,12 +227,17 @@ def _why_no_rerun(run: FinishedRun) -> str | None:
     return None
 
 
-def _about_checkpoint(run: FinishedRun, end: End, again: Rerun) -> Document:
-    """What a checkpoint says of itself, and whether its models are those that a rerun ends with."""
+def _about_checkpoint(run: FinishedRun) -> Document:
+    """What a checkpoint says of itself."""
     stored = read_checked_npz(RunFiles(run.folder).checkpoint, ["about"])
-    about: Document = parse_json(stored["about"].tobytes())
-    same = again.end is None or torch.allclose(end.models, again.end.models, rtol=MEASURED_TOLERANCE, atol=1e-9)
-    return {**about, "models": same}
+    return dict(parse_json(stored["about"].tobytes()))
+
+
+def _compare_models(found: FolderCheck, end: End, again: Rerun) -> None:
+    if again.end is None:
+        found.leave_out(CHECKPOINT.name, [MODELS], again.why_not)
+    elif not torch.allclose(end.models, again.end.models, rtol=MEASURED_TOLERANCE, atol=1e-9):
+        found.findings.append(f"{CHECKPOINT.name}: its models are not those that a rerun ends with")
 
 
 def _compare_baselines(found: FolderCheck, run: FinishedRun, documents: RunDocuments) -> None:
@@ -244,9 +252,10 @@ def _compare_baselines(found: FolderCheck, run: FinishedRun, documents: RunDocum
 
 
 COMPARED = {kind.name for kind in FILES if kind.audience is not Audience.PRIVATE} | {
-    kind.name for kind in (PRIVATE, CHECKPOINT, NOISE_KEY, LOCK)
+    kind.name for kind in (PRIVATE, CHECKPOINT, NOISE_KEY, LOCK, RERUNS, SHADOWS)
 }
-"""Files with rows in `shown_fields`, and those that say nothing; of what else lies in a folder the name is listed."""
+"""Files with rows in `shown_fields`, and what nothing is shown from: of reruns only those are used that the auditor has
+signed. Of what else lies in a folder the name is listed."""
 
 
 def _leave_out_others(found: FolderCheck, run: FinishedRun) -> None:

@@ -67,6 +67,9 @@ EXPORTED_CARD = f"{EXPORT.name}/README.md"
 EXPORTED_PARAMETERS = f"{EXPORT.name}/model.safetensors"
 EXPORTED_STATE = f"{EXPORT.name}/model.pt"
 
+MODELS = "models"
+"""What a checkpoint holds beside what it says of itself."""
+
 CLOCK, WORDS = "no clock can be read again", "words and names of whoever ran it"
 
 SHOWN: tuple[Shown, ...] = (
@@ -85,7 +88,8 @@ SHOWN: tuple[Shown, ...] = (
     *_each(RESULT.name, "name seed algorithm topology rounds sigma adjacency delta headline", Source.SETTINGS),
     *_each(RESULT.name, "metrics", Source.COPY),
     *_each(RESULT.name, "held_out", Source.MODELS),
-    *_each(RESULT.name, "seconds folder", reason=CLOCK),
+    *_each(RESULT.name, "seconds", reason=CLOCK),
+    *_each(RESULT.name, "folder", reason=WORDS),
     Shown(BASELINES.name, (), (Source.RERUN,)),
     Shown(ATTACK.name, (), (), "an attack is repeated by sotto attack"),
     Shown(AUDIT.name, (), (Source.RENEWED,)),
@@ -95,9 +99,11 @@ SHOWN: tuple[Shown, ...] = (
     *_each(CHECKPOINT.name, "fingerprint format carry parts", Source.GIVEN),
     *_each(CHECKPOINT.name, "rounds lines", Source.SETTINGS),
     *_each(CHECKPOINT.name, "sent", Source.TOPOLOGY),
-    *_each(CHECKPOINT.name, "nonfinite models", Source.RERUN),
+    *_each(CHECKPOINT.name, MODELS, Source.RERUN),
+    *_each(CHECKPOINT.name, "nonfinite", Source.RERUN),
     *_each(CHECKPOINT.name, "seconds wire", reason=CLOCK),
     Shown(PAGE.name, (), (Source.COPY,)),
+    *_each(PAGE.name, "runs.audit", Source.RENEWED),
     *_each(PAGE.name, "title runs.graph.positions runs.folder", reason="words, and where nodes are drawn"),
     Shown(EXPORTED, (), (Source.COPY,)),
     Shown(EXPORTED_CARD, (), (Source.COPY,)),
