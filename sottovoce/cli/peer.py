@@ -195,6 +195,7 @@ def check(
     from sottovoce.federation.identity import load_identity
     from sottovoce.federation.joining import member_number
     from sottovoce.federation.member_folder import read_member_settings
+    from sottovoce.federation.secure_grpc import LinkSettings
 
     agreed = read_agreement(agreement)
     if against is not None:
@@ -205,7 +206,14 @@ def check(
     if not as_json:
         _show_unconfirmed(agreement, folder, agreed)
     with show_elapsed("reaching neighbours"):
-        found = check_neighbours(identity, agreed, number, bind=settings.bind, wait=wait)
+        found = check_neighbours(
+            identity,
+            agreed,
+            number,
+            bind=settings.bind,
+            wait=wait,
+            settings=LinkSettings(through_proxy=settings.through_proxy),
+        )
     answer(_checks_document(agreed, found), as_json, _checks_table(found))
     if identity.member.listen and not found.answered:
         print_note(

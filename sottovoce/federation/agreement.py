@@ -49,6 +49,9 @@ NONCE_PATTERN = r"[0-9a-f]{64}"
 MOST_MEMBERS = 1000
 """Of a federation: each pair of them is compared, and all of it is in every member's agreement."""
 
+LONGEST_PAUSE = 366 * 86_400.0
+"""Seconds."""
+
 NOT_AGREED = {
     "noise_key": "every member draws its noise from secrets of its own",
     "record": "members record nothing of what they receive",
@@ -82,7 +85,8 @@ class AgreedSettings(Section):
     """The settings that whoever assembles an agreement chooses: those of a run file that are public.
 
     Messages hold values of `precision` within `message_range`; others are refused by whoever receives them. With
-    `secure_sum` members learn sums of messages, and no single one.
+    `secure_sum` members learn sums of messages, and no single one. While fewer than `least_heard` of its neighbours
+    answer, a member pauses and keeps its budget; after `longest_pause` seconds its run ends, incomplete.
     """
 
     name: str = Field(pattern=f"^{NAME}(/{NAME})*$", max_length=200)
@@ -90,6 +94,8 @@ class AgreedSettings(Section):
     precision: Literal["float32", "float64"] = "float32"
     message_range: list[float] = Field(default_factory=lambda: [-1e6, 1e6], min_length=2, max_length=2)
     secure_sum: bool | None = None
+    least_heard: int = Field(default=1, ge=1, le=MOST_MEMBERS)
+    longest_pause: float = Field(default=86_400.0, gt=0, le=LONGEST_PAUSE)
     about: About = About()
     topology: AgreedTopology
     training: TrainingSettings
@@ -129,6 +135,10 @@ class Agreement(AgreedSettings):
         """The members with which a member shares an edge, in either direction."""
         node, linked = self.names.index(name), self.graph.adjacency + self.graph.adjacency.T
         return tuple(self.names[other] for other in sorted(linked[[node]].indices.tolist()))
+
+    def heard_by(self, name: str) -> tuple[str, ...]:
+        """The members whose messages a member receives."""
+        return tuple(self.names[other] for other in self.graph.adjacency[:, [self.names.index(name)]].nonzero()[0])
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -310,6 +320,12 @@ def _check_graph(agreement: Agreement, where: str) -> None:
             f"{where}: a graph that is not connected", "every member must be able to reach every other", "add edges"
         )
     for name in agreement.names:
+        heard = len(agreement.heard_by(name))
+        if agreement.least_heard > heard:
+            raise InputError(
+                f"{where}: least_heard = {agreement.least_heard}", f"{name} hears {heard} other members",
+                f"give at most {heard}, or add edges",
+            )  # fmt: skip
         for other in agreement.neighbours(name):
             if not agreement.member(name).listen and not agreement.member(other).listen:
                 raise InputError(

@@ -19,7 +19,7 @@ from sottovoce.federation.agreement import (
 from sottovoce.federation.identity import check_certificate
 from sottovoce.federation.member import SUFFIX, Member, read_member
 from sottovoce.learning.columns import read_columns
-from sottovoce.support.config import Document, Section, parse_section, read_settings_file
+from sottovoce.support.config import Document, Section, check_length, parse_section, read_settings_file
 
 NONCE_BYTES = 32
 
@@ -60,7 +60,7 @@ def assemble_agreement(settings: Path, member_files: Sequence[Path]) -> Agreemen
         )
     columns = read_columns(draft.data.columns, settings.parent, where)
     agreed = draft.model_dump(mode="json", exclude={"rows", "data", "topology"})
-    return parse_agreement(
+    agreement = parse_agreement(
         {
             **agreed,
             "nonce": secrets.token_hex(NONCE_BYTES),
@@ -70,6 +70,8 @@ def assemble_agreement(settings: Path, member_files: Sequence[Path]) -> Agreemen
         },
         where,
     )
+    check_length(agreement.toml(), f"the agreement of {len(members)} members")
+    return agreement
 
 
 def _with_rows(member: Member, rows: dict[str, int], where: str) -> Document:

@@ -32,6 +32,39 @@ class StepAttendance:
     sum_known: bool | None = None
 
 
+class Observer:
+    """Who is told how the rounds of a member go. Nothing is done with it unless a method is overridden."""
+
+    def gathers(self, members: Set[MemberNumber]) -> None:
+        """The member waits for its neighbours before it sends anything new."""
+
+    def begins(self, without: Set[MemberNumber]) -> None:
+        """It goes on, although some are not there; an error that is raised here ends it first."""
+
+    def heard(self, step: StepAttendance) -> None:
+        """A gossip step is over, or was replayed."""
+
+    def pauses(self, round: int, missing: Set[MemberNumber]) -> None:
+        """Too few neighbours answer: nothing new is computed or sent until more do."""
+
+    def goes_on(self, round: int) -> None:
+        """Enough of them do again."""
+
+    def sits_out(self, first: int, last: int) -> None:
+        """Rounds are left out, so that no mask is used twice."""
+
+    def ends(self, unended: Set[MemberNumber]) -> None:
+        """The run is over; some neighbours have not reached its end, and were waited for in vain."""
+
+
+@dataclass(frozen=True)
+class Enough:
+    """How many neighbours a member must hear in a round, and how many seconds it pauses at most where it does not."""
+
+    neighbours: int = 1
+    longest_pause: float = 86_400.0
+
+
 class Absences:
     """Who is missing since some step: told when it begins and when it ends, not in every round between."""
 

@@ -24,6 +24,7 @@ from sottovoce._version import __version__
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.events import Checked, Disagreed, LinkEvent, named_keys
+from sottovoce.federation.frames import VERSION as PROTOCOL
 from sottovoce.federation.frames import (
     Frame,
     Hello,
@@ -35,12 +36,15 @@ from sottovoce.federation.frames import (
     encode_hashes,
 )
 from sottovoce.federation.grpc_links import CLOCK, GrpcLinks, version_in
-from sottovoce.federation.identity import Identity
+from sottovoce.federation.identity import TIME_REMEDY, Identity, time_problem
 from sottovoce.federation.link_rules import LinkRules, PayloadRule
 from sottovoce.federation.member import Member
-from sottovoce.federation.secure_grpc import grpc
+from sottovoce.federation.secure_grpc import LinkSettings, grpc
 from sottovoce.federation.tls import CHECK, COMPARE, VERSION, dialler_credentials, method_path, name_option
 from sottovoce.ledger.payloads import FIRST
+
+DIRECT = LinkSettings()
+"""Without a proxy."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ def probe_tls(identity: Identity, neighbour: Member, timeout: float) -> TlsProbe
         except (OSError, ValueError) as error:
             return TlsProbe(True, problem=f"{address} answers, but not with TLS: {_reason(error)}.")
         with secured:
-            return _look(secured, neighbour)
+            return _look(secured, identity.member, neighbour)
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -84,7 +88,7 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _look(secured: ssl.SSLSocket, neighbour: Member) -> TlsProbe:
+def _look(secured: ssl.SSLSocket, own: Member, neighbour: Member) -> TlsProbe:
     """What a connection shows, up to the first byte that the neighbour sends."""
     version = secured.version()
     if secured.getpeercert(binary_form=True) != neighbour.certificate_bytes:
@@ -97,12 +101,12 @@ def _look(secured: ssl.SSLSocket, neighbour: Member) -> TlsProbe:
         accepted = bool(secured.recv(1))  # in TLS 1.3 a client learns only here whether its certificate was taken
     except OSError:
         accepted = False
-    if not accepted:
-        return TlsProbe(
-            True, True, version, False,
-            problem=f"{neighbour.name} does not accept this member's certificate; compare the agreements.",
-        )  # fmt: skip
-    return TlsProbe(True, True, version, True)
+    problem = time_problem(neighbour) or time_problem(own)
+    if problem is not None:
+        problem = f"T{problem[1:]}: {TIME_REMEDY}."
+    elif not accepted:
+        problem = f"{neighbour.name} does not accept this member's certificate; compare the agreements, and the clocks."
+    return TlsProbe(True, True, version, accepted, problem)
 
 
 def _context(identity: Identity) -> ssl.SSLContext:
@@ -153,12 +157,16 @@ def check_neighbour(
     neighbour: Member,
     timeout: float = 5.0,
     key_hashes: KeyHashes | None = None,
+    settings: LinkSettings = DIRECT,
 ) -> NeighbourCheck:
-    """Reach a neighbour that listens, and ask it how things are; every wait ends after `timeout` seconds."""
-    tls = probe_tls(identity, neighbour, timeout)
+    """Reach a neighbour that listens, and ask it how things are; every wait ends after `timeout` seconds.
+
+    Through a proxy there is no look by TLS alone.
+    """
+    tls = TlsProbe(True) if settings.through_proxy else probe_tls(identity, neighbour, timeout)
     if tls.problem is not None:
         return NeighbourCheck(neighbour.name, tls, problem=tls.problem)
-    options = [name_option(neighbour), ("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
+    options = [name_option(neighbour), *settings.dialler_options()]
     with grpc.secure_channel(neighbour.address, dialler_credentials(identity, neighbour), options) as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout)
@@ -194,6 +202,8 @@ def _ask(channel: grpc.Channel, rules: LinkRules, neighbour: Member, tls: TlsPro
 def _sentence(neighbour: Member, refusal: Refused) -> str:
     if refusal.reason is Reason.AGREEMENT:
         return other_agreement(neighbour.name)
+    if refusal.reason is Reason.VERSION:
+        return f"{neighbour.name} speaks another version of the protocol than {PROTOCOL}, that of this member."
     return f"{neighbour.name} answers in a way that this version does not understand; compare versions."
 
 
@@ -254,11 +264,18 @@ def check_rules(agreement: Agreement, member: int) -> LinkRules:
 
 
 def check_neighbours(
-    identity: Identity, agreement: Agreement, member: int, *, bind: str | None, wait: float, timeout: float = 5.0
+    identity: Identity,
+    agreement: Agreement,
+    member: int,
+    *,
+    bind: str | None,
+    wait: float,
+    timeout: float = 5.0,
+    settings: LinkSettings = DIRECT,
 ) -> Checks:
     """Check every neighbour; for `wait` seconds again, as long as something is wrong."""
     rules = check_rules(agreement, member)
-    check = _Check(identity, rules, agreement.key_hashes, time.monotonic() + wait, timeout)
+    check = _Check(identity, rules, agreement.key_hashes, time.monotonic() + wait, timeout, settings)
     members = {one: agreement.members[one] for one in sorted(check.rules.neighbours)}
     with check.answering(members, bind) as answered:
         with ThreadPoolExecutor(len(members)) as threads:
@@ -281,6 +298,7 @@ class _Check:
     key_hashes: KeyHashes
     deadline: float
     timeout: float
+    settings: LinkSettings
     asked: dict[int, str | None] = field(default_factory=dict)
     differing: dict[int, tuple[str, ...]] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -328,7 +346,7 @@ class _Check:
 
     def _ask(self, number: int, neighbour: Member) -> NeighbourCheck:
         if neighbour.listen:
-            return check_neighbour(self.identity, self.rules, neighbour, self.timeout, self.key_hashes)
+            return check_neighbour(self.identity, self.rules, neighbour, self.timeout, self.key_hashes, self.settings)
         with self.changed:
             known, version = number in self.asked, self.asked.get(number)
             keys = self.differing.get(number, ())

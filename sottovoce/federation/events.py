@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from sottovoce._version import __version__
+from sottovoce.federation.frames import VERSION as PROTOCOL
 from sottovoce.federation.frames import MemberNumber, Reason
 from sottovoce.federation.mailbox import Equivocation
 from sottovoce.support.files import explaining, open_to_append
@@ -23,9 +25,13 @@ from sottovoce.support.text import join_names, visible
 
 @dataclass(frozen=True)
 class Connected:
-    """A neighbour is connected, has shown its certificate, and has said hello under the same agreement."""
+    """A neighbour is connected, has shown its certificate, and has said hello under the same agreement.
+
+    `version` is its version of the package.
+    """
 
     neighbour: MemberNumber
+    version: str = __version__
 
 
 @dataclass(frozen=True)
@@ -101,12 +107,20 @@ def named_keys(keys: Sequence[str]) -> str:
 SHOWN = {
     "finished": "This run has already ended. Nothing was played; this is its result.",
     "gather": "Waiting for {members}, {seconds:g} seconds at most.",
+    "certificate": "{members} cannot be reached: {problem}; {remedy}.",
+    "pause": "Paused in round {round}: fewer than {least} neighbours answer. Nothing new is sent before {members} {is} "
+    "heard again.",
+    "goes_on": "Goes on with round {round}.",
     "waiting": "Waiting for {members} in round {round}.",
     "ending": "This member has played its last round, and waits for {members} to finish.",
     "Connected": "{member} is connected.",
+    "OtherVersion": "{member} is connected. It has version {version} of sottovoce, and this member {own}: these may "
+    "differ, but install the same when you can.",
+    "OtherProtocol": "{member} speaks another version of the protocol than this member ({own}), and is left out: "
+    "install the same version of sottovoce.",
     "Lost": "{member} is lost: {reason}.",
     "Left": "{member} has ended its run.",
-    "OtherAgreement": "{member} has another agreement.",
+    "OtherAgreement": "{member} has another agreement, and is left out as long as it has.",
     "Disagreed": "The agreement of {member} differs in {keys}.",
     "FrameRefused": "A message from {member} was refused: {reason}.",
     "StrangerRefused": "Somebody who is not a neighbour tried to connect, and was refused.",
@@ -123,9 +137,6 @@ SHOWN = {
 OUT_OF_TURN = (Reason.TOO_EARLY, Reason.TOO_OLD)
 """Why messages of honest neighbours are refused, too: one is ahead or behind, and sends again what is still needed."""
 
-SAID_AT_THE_START = ("OtherAgreement", "Disagreed")
-"""What ends a member that has not begun, with an error that says the same."""
-
 
 def link_event(event: LinkEvent, names: Sequence[str], rounds: int) -> tuple[str, dict[str, JSON]]:
     """The name and the facts of what happened on a link, with members by name."""
@@ -137,12 +148,18 @@ def link_event(event: LinkEvent, names: Sequence[str], rounds: int) -> tuple[str
         facts["member"] = names[event.sender if isinstance(event, Equivocation) else event.neighbour]
     if isinstance(event, Disagreed):
         facts["keys"] = named_keys(event.keys)
+    if isinstance(event, Connected):
+        facts["version"] = visible(event.version)
+        if event.version != __version__:
+            name, facts["own"] = "OtherVersion", __version__
     if isinstance(event, Lost):
         facts["reason"] = event.reason
     if isinstance(event, FrameRefused):
         facts["reason"] = event.reason.value
         name = "OutOfTurn" if event.reason in OUT_OF_TURN else name
         name = "OtherAgreement" if event.reason is Reason.AGREEMENT else name
+        if event.reason is Reason.VERSION:
+            name, facts["own"] = "OtherProtocol", PROTOCOL
     return name, facts
 
 
@@ -150,19 +167,17 @@ def link_event(event: LinkEvent, names: Sequence[str], rounds: int) -> tuple[str
 def event_log(path: Path | None, show: Callable[[str], None]) -> Iterator[Callable[[str, dict[str, JSON]], None]]:
     """What is to be called with the name of an event and its facts, from any thread."""
     rule, remedy = "events are appended to it", "name another file with --log"
-    one_at_a_time, gathering = threading.Lock(), False
+    one_at_a_time = threading.Lock()
     with explaining(path or Path(), rule, remedy):
         lines = None if path is None else open_to_append(path)
 
     def tell(name: str, facts: dict[str, JSON]) -> None:
-        nonlocal gathering
         with one_at_a_time:
-            gathering = name == "gather" or (gathering and name != "begin")
             if lines is not None:
                 now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
                 lines.write(json.dumps({"time": now, "event": name, **facts}) + "\n")
                 lines.flush()
-            if name in SHOWN and not (gathering and name in SAID_AT_THE_START):
+            if name in SHOWN:
                 show(shown_text(name, facts))
 
     try:

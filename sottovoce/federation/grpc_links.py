@@ -360,7 +360,7 @@ class GrpcLinks(Links):
         """Make a stream the connection of its neighbour, in place of an earlier one, until it ends."""
         connection = Connection(
             stream, self._settings, take=partial(self._take, edge),
-            refused=partial(self._refused, edge.number), greeted=lambda: self._report(Connected(edge.number)),
+            refused=partial(self._refused, edge.number), greeted=lambda: self._greeted_by(edge.number),
             talks=edge.number in self.rules.receivers, finish=finish,
         )  # fmt: skip
         if edge.connection is not None:
@@ -382,6 +382,10 @@ class GrpcLinks(Links):
                 self._report(Lost(edge.number, reason))
             if time.monotonic() - began > self._settings.longest_pause:
                 edge.pauses.reset()
+
+    def _greeted_by(self, neighbour: MemberNumber) -> None:
+        if version := self.version(neighbour):
+            self._report(Connected(neighbour, version))
 
     def _take(self, edge: Edge, frame: Frame) -> None:
         """Take in a frame; whoever goes on sending forged receipts is not listened to any longer."""

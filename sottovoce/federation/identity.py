@@ -48,6 +48,8 @@ VALID = datetime.timedelta(days=3650)
 
 SECRET_BYTES = 32
 
+TIME_REMEDY = "set the clock, or make new identities and another agreement if it is right"
+
 UNENCRYPTED = serialization.NoEncryption()
 
 
@@ -213,6 +215,17 @@ def check_certificate(member: Member, where: str) -> None:
             f"{where}: the certificate of {member.name} is not one that sotto peer init makes",
             "a member's certificate must not be able to sign others", f"ask for {member.name}{SUFFIX} again",
         )  # fmt: skip
+
+
+def time_problem(member: Member) -> str | None:
+    """What is wrong by the clock of this machine with the time of a member's certificate; None where nothing is."""
+    found, now = x509.load_der_x509_certificate(member.certificate_bytes), datetime.datetime.now(datetime.UTC)
+    clock = f"the clock of this machine says {now:%Y-%m-%d %H:%M} UTC"
+    if now > found.not_valid_after_utc:
+        return f"the certificate of {member.name} ended on {found.not_valid_after_utc:%Y-%m-%d}, and {clock}"
+    if now < found.not_valid_before_utc:
+        return f"the certificate of {member.name} begins on {found.not_valid_before_utc:%Y-%m-%d}, and {clock}"
+    return None
 
 
 def tls_name(member: Member) -> str:

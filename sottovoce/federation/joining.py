@@ -15,7 +15,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
@@ -29,12 +29,12 @@ from sottovoce.core.secret_source import SecretSource
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.attendance import Absences, StepAttendance
+from sottovoce.federation.attendance import Absences, Enough, Observer, StepAttendance
 from sottovoce.federation.clock import MonotonicClock
 from sottovoce.federation.events import LinkEvent, link_event, named_keys
 from sottovoce.federation.grpc_links import GrpcLinks
 from sottovoce.federation.guarantees import AccountedRun, account_run, record_account, recorded_run
-from sottovoce.federation.identity import Identity, mask_keys, pair_secrets
+from sottovoce.federation.identity import TIME_REMEDY, Identity, mask_keys, pair_secrets, time_problem
 from sottovoce.federation.journal import Journal, decode_state, encode_state
 from sottovoce.federation.link_rules import LinkRules, link_rules
 from sottovoce.federation.masked_sums import mask_partners
@@ -50,6 +50,7 @@ from sottovoce.federation.member_folder import (
     whole_lines,
 )
 from sottovoce.federation.peer_transport import PeerTransport, peer_transport
+from sottovoce.federation.secure_grpc import LinkSettings
 from sottovoce.learning.tables import Table, read_table
 from sottovoce.ledger.database import Database, open_ledger
 from sottovoce.ledger.mask_keys import MaskKeys
@@ -129,6 +130,8 @@ def join_federation(
     """
     member, files = member_number(agreement, identity), RunFiles(run_folder(identity.folder, agreement))
     require_confirmed(identity.folder, agreement, file)
+    if (problem := time_problem(identity.member)) is not None:
+        raise InputError(problem, "others take no certificate whose time is over or has not begun", TIME_REMEDY)
     with ExitStack() as until:
         until.enter_context(owner_only())
         database = until.enter_context(open_ledger(identity.folder / LEDGER))
@@ -284,7 +287,7 @@ class _MemberRun:
         """Play the rounds that are left, and write the model at the end; the seconds it took, and how well it does."""
         started = time.monotonic()
         with self._links(begun) as links, open_to_append(self.files.folder / ATTENDANCE) as attendance:
-            transport = self._transport(links, attendance)
+            transport = self._transport(links, attendance, is_new=begun is None)
             part = self.training_run.keyed(self._source()).hosted_by(transport)
             state = _state_before(part, begun)
             self.journal.state = encode_state(state.loop_state)
@@ -322,58 +325,21 @@ class _MemberRun:
         rules = rules_of(self.agreement, self.training_run, self.member)
         links = GrpcLinks(
             rules, self.identity, {one: self.agreement.members[one] for one in rules.neighbours}, report=self._report,
-            bind=self.settings.bind, at=FIRST if begun is None else Place(begun[0], 0), seen=self.journal.seen(rules),
+            bind=self.settings.bind, settings=LinkSettings(through_proxy=self.settings.through_proxy),
+            at=FIRST if begun is None else Place(begun[0], 0), seen=self.journal.seen(rules),
             key_hashes=self.agreement.key_hashes,
         )  # fmt: skip
         with links, signals_wait(links.stop):
             for place, payloads in self.journal.pending().items():
                 links.send(place, payloads)
-            if begun is None:
-                everyone = [self.agreement.names[one] for one in sorted(links.neighbours)]
-                self.watch.event("gather", {"members": list(everyone), "seconds": self.settings.gather})
-                absent = [self.agreement.names[one] for one in sorted(links.meet(self.settings.gather))]
-                self._check_agreements(links)
-                self.watch.event("begin", {"without": list(absent)})
             yield links
 
-    def _check_agreements(self, links: GrpcLinks) -> None:
-        """Refuse to begin where a neighbour has another agreement; one that comes later is only reported."""
-        differing = links.differences(COMPARISON)
-        for one in sorted(links.disagreeing()):
-            keys, name = differing.get(one), self.agreement.names[one]
-            differs = f": it differs in {named_keys(keys)}" if keys else ""
-            raise InputError(
-                f"{name} has another agreement than {self.file}{differs}", "all members must take part in the same one",
-                f"find out who has the right file; save theirs as {name}.agreement.toml to see both values with "
-                f"sotto peer check {self.file} --folder {self.identity.folder} --against {name}.agreement.toml",
-            )  # fmt: skip
-
-    def _transport(self, links: GrpcLinks, attendance: TextIO) -> PeerTransport:
-        names, absences = self.agreement.names, Absences()
-        algorithm, topology = self.training_run.algorithm, self.training_run.topology
-        over = "all members" if sums_over_all(algorithm) else "this member's neighbours"
-
-        def on_step(step: StepAttendance) -> None:
-            heard, missing = ([names[one] for one in sorted(some)] for some in (step.heard, step.missing))
-            line = {"round": step.place.round, "step": step.place.step, "heard": heard, "missing": missing}
-            if step.sum_known is not None:
-                line["sum_known"] = step.sum_known
-            attendance.write(json.dumps(line) + "\n")
-            attendance.flush()
-            for event, some in absences.changed_by(step).items():
-                facts: dict[str, JSON] = {"round": step.place.round, "members": [names[one] for one in sorted(some)]}
-                if event == "missing" and step.sum_known is not None:
-                    event, facts = "sum_failed", {**facts, "over": over}
-                self.watch.event(event, facts)
-
-        def on_end(unended: Set[int]) -> None:
-            if unended:
-                self.watch.event("unended", {"members": [names[one] for one in sorted(unended)]})
-
+    def _transport(self, links: GrpcLinks, attendance: TextIO, *, is_new: bool) -> PeerTransport:
+        settings, agreement = self.settings, self.agreement
         return peer_transport(
-            algorithm, topology, links.rules, links, patience=self.settings.patience, journal=self.journal,
-            clock=MonotonicClock(), on_step=on_step, on_end=on_end, masks=self.masks,
-            on_absence=lambda first, last: self.watch.event("absent", {"first": first, "last": last}),
+            self.training_run.algorithm, self.training_run.topology, links.rules, links, patience=settings.patience,
+            gather=settings.gather, enough=Enough(agreement.least_heard, agreement.longest_pause), journal=self.journal,
+            clock=MonotonicClock(), observer=_Told(self, links, attendance, is_new), masks=self.masks,
         )  # fmt: skip
 
     def _source(self) -> SecretSource:
@@ -400,6 +366,75 @@ class _MemberRun:
 
     def _report(self, event: LinkEvent) -> None:
         self.watch.event(*link_event(event, self.agreement.names, self.training_run.rounds))
+
+
+@dataclass(frozen=True)
+class _Told(Observer):
+    """Tells how the rounds of a run go, as events and as lines of attendance. `is_new` is a run that was not begun."""
+
+    run: _MemberRun
+    links: GrpcLinks
+    attendance: TextIO
+    is_new: bool
+    absences: Absences = field(default_factory=Absences)
+
+    def gathers(self, members: Set[int]) -> None:
+        self._tell("gather", members, seconds=self.run.settings.gather)
+        for one in sorted(members):
+            problem = time_problem(self.run.agreement.members[one])
+            if problem is not None:
+                self._tell("certificate", frozenset({one}), problem=problem, remedy=TIME_REMEDY)
+
+    def begins(self, without: Set[int]) -> None:
+        if self.is_new and self.links.disagreeing() and not self.links.claims():
+            self._refuse_agreement()
+        self.run.watch.event("begin", {"without": self._names(without)})
+
+    def heard(self, step: StepAttendance) -> None:
+        heard, missing = self._names(step.heard), self._names(step.missing)
+        line = {"round": step.place.round, "step": step.place.step, "heard": heard, "missing": missing}
+        if step.sum_known is not None:
+            line["sum_known"] = step.sum_known
+        self.attendance.write(json.dumps(line) + "\n")
+        self.attendance.flush()
+        for event, members in self.absences.changed_by(step).items():
+            if event == "missing" and step.sum_known is not None:
+                over_all = sums_over_all(self.run.training_run.algorithm)
+                over = "all members" if over_all else "this member's neighbours"
+                self._tell("sum_failed", members, round=step.place.round, over=over)
+            else:
+                self._tell(event, members, round=step.place.round)
+
+    def pauses(self, round: int, missing: Set[int]) -> None:
+        self._tell("pause", missing, round=round, least=self.run.agreement.least_heard)
+
+    def goes_on(self, round: int) -> None:
+        self.run.watch.event("goes_on", {"round": round})
+
+    def sits_out(self, first: int, last: int) -> None:
+        self.run.watch.event("absent", {"first": first, "last": last})
+
+    def ends(self, unended: Set[int]) -> None:
+        if unended:
+            self._tell("unended", unended)
+
+    def _tell(self, event: str, members: Set[int], **facts: JSON) -> None:
+        self.run.watch.event(event, {"members": self._names(members), **facts})
+
+    def _names(self, members: Set[int]) -> list[JSON]:
+        return [self.run.agreement.names[one] for one in sorted(members)]
+
+    def _refuse_agreement(self) -> None:
+        """Refuse to begin where nobody has this agreement, and somebody another; beside others one may lie about it."""
+        differing, file = self.links.differences(COMPARISON), self.run.file
+        one = min(self.links.disagreeing())
+        keys, name = differing.get(one), self.run.agreement.names[one]
+        differs = f": it differs in {named_keys(keys)}" if keys else ""
+        raise InputError(
+            f"{name} has another agreement than {file}{differs}", "all members must take part in the same one",
+            f"find out who has the right file; save theirs as {name}.agreement.toml to see both values with "
+            f"sotto peer check {file} --folder {self.run.identity.folder} --against {name}.agreement.toml",
+        )  # fmt: skip
 
 
 def own_figures(part: TrainingRun, state: RunState, test_rows: int | None) -> dict[str, JSON]:

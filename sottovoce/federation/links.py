@@ -81,6 +81,7 @@ class Links(ABC):
         self._changed = self._clock.condition()
         self._mailbox, self._outbox = Mailbox(rules, at, seen), Outbox(rules, receipt_key)
         self._greeted: set[MemberNumber] = set()
+        self._versions: dict[MemberNumber, str] = {}
         self._claims: dict[MemberNumber, Place] = {}
         self._waiting: dict[MemberNumber, Place] = {}
         self._absent: dict[MemberNumber, tuple[Place, Place]] = {}
@@ -130,17 +131,29 @@ class Links(ABC):
         with self._changed:
             return self._absent_at(place)
 
-    def meet(self, patience: float) -> Set[MemberNumber]:
-        """Wait until every neighbour has said hello once, or one has another agreement; who has not said it."""
-        self._wait(lambda: bool(self._disagreeing) or self._claims.keys() >= self.neighbours, patience)
+    def meet(self, patience: float, enough: int | None = None) -> Set[MemberNumber]:
+        """Wait until every neighbour has said hello once, or has another agreement; who has not said it.
+
+        With `enough`, no longer than until so many have.
+        """
+        self._wait(
+            lambda: (
+                self._claims.keys() | self._disagreeing >= self.neighbours
+                or (enough is not None and len(self._claims) >= enough)
+            ),
+            patience,
+        )
         with self._changed:
             return self.neighbours - self._claims.keys()
 
-    def receive(self, place: Place, senders: Set[MemberNumber], patience: float) -> Payloads[MemberNumber]:
+    def receive(
+        self, place: Place, senders: Set[MemberNumber], patience: float, enough: int | None = None
+    ) -> Payloads[MemberNumber]:
         """Move on to a place, and wait for its payloads.
 
         They are returned as soon as all are there, but for those of neighbours that are absent by their own words or
-        have gone on too far to have them, or when `patience` seconds are over. Whoever is left without an answer for
+        have gone on too far to have them, or when `patience` seconds are over. With `enough`, they are returned as soon
+        as so many senders have answered in one of these ways. Whoever is left without an answer for
         some time is told that this member waits itself.
         """
         with self._changed:
@@ -149,13 +162,18 @@ class Links(ABC):
             frames += [(one, self._hello(one)) for one in self._mailbox.wanted_again(senders)]
         self._transmit_all(frames)
 
-        def unheard() -> Set[MemberNumber]:
-            heard = self._mailbox.at_hand(place, senders).keys()
-            return senders - heard - self._absent_at(place) - self._far_beyond(place)
+        def missing() -> Set[MemberNumber]:
+            left = self._unanswered(place, senders)
+            return left if enough is None or len(senders) - len(left) < enough else frozenset()
 
-        self._wait_and_tell(place, unheard, patience)
+        self._wait_and_tell(place, missing, patience)
         with self._changed:
             return self._mailbox.at_hand(place, sorted(senders))
+
+    def unanswered(self, place: Place, senders: Set[MemberNumber]) -> Set[MemberNumber]:
+        """Those of whom nothing is here for a place, and who may still send it."""
+        with self._changed:
+            return self._unanswered(place, senders)
 
     def unacknowledged(self, before: Place, receivers: Set[MemberNumber], patience: float) -> Set[MemberNumber]:
         """Wait until everything before a place is acknowledged by these neighbours; who has not done so."""
@@ -257,6 +275,11 @@ class Links(ABC):
         with self._changed:
             return self._forged[neighbour] >= FORGED
 
+    def version(self, neighbour: MemberNumber) -> str:
+        """The version of the package that a neighbour has said it has."""
+        with self._changed:
+            return self._versions.get(neighbour, "")
+
     def has_ended(self, neighbour: MemberNumber) -> bool:
         """Whether a neighbour has said that it is at the end of the run."""
         with self._changed:
@@ -304,6 +327,7 @@ class Links(ABC):
             return []
         if frame.kind is Kind.HELLO:
             self._greeted.add(neighbour)
+            self._versions[neighbour] = hello_in(frame).version
             wanted = self._outbox.wanted(neighbour, frame.place, has)
             answers = [
                 (neighbour, self._message(neighbour, place, sent.payload, sent.digest)) for place, sent in wanted
@@ -339,6 +363,10 @@ class Links(ABC):
             self._transmit_all([(one, self._frame(Kind.WAITING, place)) for one in sorted(self.rules.receivers)])
             self.awaits(place, awaited)
             self._wait(lambda: not missing(), (1 - UNTOLD) * patience)
+
+    def _unanswered(self, place: Place, senders: Set[MemberNumber]) -> Set[MemberNumber]:
+        heard = self._mailbox.at_hand(place, senders).keys()
+        return senders - heard - self._absent_at(place) - self._far_beyond(place)
 
     def _before(self, place: Place, members: Set[MemberNumber]) -> Set[MemberNumber]:
         """Those of these neighbours that have not said that they have reached a place."""

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -63,15 +64,22 @@ class MemberSettings(Section):
 
     `data` is the file of its table, looked for beside the settings. Before the first round a member waits `gather`
     seconds at most until all neighbours are there, later `patience` seconds in a round. `bind` is where it listens, if
-    not at the port of its address on all interfaces.
+    not at the port of its address on all interfaces. With `proxy = "environment"` it dials through the proxy that its
+    environment names.
     """
 
     data: str | None = None
     gather: float = Field(default=600.0, gt=0)
     patience: float = Field(default=60.0, gt=0)
     bind: str | None = None
+    proxy: Literal["none", "environment"] = "none"
     lineage: str = DEFAULT
     budget: BudgetSettings | None = None
+
+    @property
+    def through_proxy(self) -> bool:
+        """Whether a proxy of the environment is used."""
+        return self.proxy == "environment"
 
     @property
     def agreed_budget(self) -> Budget | None:

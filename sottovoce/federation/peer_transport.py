@@ -38,7 +38,7 @@ from sottovoce.core.transport import Delivered
 from sottovoce.distributed.shard_transport import ShardTransport
 from sottovoce.distributed.sharded_rows import NodeShard, ShardedRows, as_sharded, as_tensor
 from sottovoce.errors import Diverged, PeerLost, SumFailed, Unaccountable
-from sottovoce.federation.attendance import Attendance, Patience, StepAttendance, round_to_join
+from sottovoce.federation.attendance import Attendance, Enough, Observer, Patience, StepAttendance, round_to_join
 from sottovoce.federation.clock import Clock
 from sottovoce.federation.frames import MemberNumber, Refused
 from sottovoce.federation.journal import Journal, RecordedStep
@@ -59,19 +59,18 @@ def peer_transport(
     links: Links,
     *,
     patience: float,
+    gather: float,
+    enough: Enough,
     journal: Journal,
     clock: Clock,
-    on_step: Callable[[StepAttendance], None],
-    on_end: Callable[[Set[MemberNumber]], None] = lambda unended: None,
-    on_absence: Callable[[int, int], None] = lambda first, last: None,
+    observer: Observer,
     masks: PairMasks | None = None,
 ) -> PeerTransport:
     """The transport of one member, with an algorithm on a fixed topology.
 
-    `patience` is in seconds a round. `journal` records each step before it is sent, and is replayed; links of a member
-    that goes on begin at its newest place. `on_step` is told who was heard, in steps that are replayed too. `on_end` is
-    told at the end of the run which neighbours have not reached it, and were waited for in vain. `masks` are those of
-    secure sums, where the algorithm has them; `on_absence` is told the first and the last round that is sat out.
+    `patience` is in seconds a round, `gather` what all neighbours are given to be there when a process of the member
+    starts. `journal` records each step before it is sent, and is replayed; links of a member that goes on begin at its
+    newest place. `masks` are those of secure sums, where the algorithm has them.
     """
     names = topology.names or tuple(f"node {node}" for node in range(topology.n))
     return PeerTransport(
@@ -81,11 +80,12 @@ def peer_transport(
         names=names,
         why_all=why_all_are_needed(algorithm, topology.at(0)),
         patience=Patience(patience, links, clock),
+        gather=gather,
+        enough=enough,
+        clock=clock,
         attendance=Attendance(-(-(AHEAD + 1) // rules.steps)),
         journal=journal,
-        on_step=on_step,
-        on_end=on_end,
-        on_absence=on_absence,
+        observer=observer,
         sums=None if masks is None else MaskedSums(rules.member, names, masks, sums_over_all(algorithm)),
     )
 
@@ -101,11 +101,12 @@ class PeerTransport(ShardTransport):
     names: tuple[str, ...]
     why_all: str | None
     patience: Patience
+    gather: float
+    enough: Enough
+    clock: Clock
     attendance: Attendance
     journal: Journal
-    on_step: Callable[[StepAttendance], None]
-    on_end: Callable[[Set[MemberNumber]], None]
-    on_absence: Callable[[int, int], None]
+    observer: Observer
     sums: MaskedSums | None
     keep_received = False
 
@@ -121,7 +122,7 @@ class PeerTransport(ShardTransport):
         """
         newest, joined = self.journal.newest(), first
         if not self._is_recorded(self.rules.later(Place(last, 0), -1)):
-            unmet = self.links.meet(self.patience.seconds)
+            unmet = self._gathered(0 if newest is None else newest.round)
             if self.sums is not None:
                 joined = self._abstain(newest, last, unmet)
         for round in range(first, last):
@@ -135,6 +136,47 @@ class PeerTransport(ShardTransport):
         if not self.journal.has_ended():
             self._serve_until_all_ended(Place(last, 0))
         self.journal.check_receipts(self.links.receipts())
+
+    def _gathered(self, round: int) -> Set[MemberNumber]:
+        """Who is not there, once this process has waited for all and enough of them are.
+
+        Nothing new is sent before: what neighbours have shows whether the journal was put back.
+        """
+        neighbours = self.rules.neighbours
+        self.observer.gathers(neighbours)
+        unmet = self.links.meet(self.gather)
+        self.observer.begins(unmet)
+        if self.sums is not None:  # which need all of them
+            return unmet
+
+        def attempt(seconds: float) -> Set[MemberNumber]:
+            return self.links.meet(seconds, self.enough.neighbours)
+
+        return self._paused(round, neighbours, unmet, attempt)
+
+    def _paused(
+        self,
+        round: int,
+        members: Set[MemberNumber],
+        missing: Set[MemberNumber],
+        attempt: Callable[[float], Set[MemberNumber]],
+    ) -> Set[MemberNumber]:
+        """Who is missing once enough of some members answer; `attempt` waits for them. Alone nobody plays on."""
+        if len(members) - len(missing) >= self.enough.neighbours:
+            return missing
+        self.observer.pauses(round, missing)
+        until = self.clock.now() + self.enough.longest_pause
+        while len(members) - len(missing) < self.enough.neighbours:
+            left = until - self.clock.now()
+            if left <= 0:
+                raise PeerLost(
+                    f"this run is incomplete: in round {round} there was no answer from {self._who(missing)} for "
+                    f"{self.enough.longest_pause:g} s, and a member must hear {self.enough.neighbours} of its "
+                    f"neighbours; {GO_ON}"
+                )
+            missing = attempt(min(left, self.patience.seconds))
+        self.observer.goes_on(round)
+        return missing
 
     def _abstain(self, newest: Place | None, last: int, unmet: Set[MemberNumber]) -> int:
         """The first round in which masks are fresh: later than any of which this member or a neighbour knows.
@@ -155,7 +197,7 @@ class PeerTransport(ShardTransport):
         fresh = min(max(begun, 1 + max(claimed + received)), last)
         if fresh > begun:
             self.links.abstain(Place(begun, 0), Place(fresh, 0))
-            self.on_absence(begun, fresh - 1)
+            self.observer.sits_out(begun, fresh - 1)
         return fresh
 
     def _is_recorded(self, place: Place) -> bool:
@@ -174,7 +216,7 @@ class PeerTransport(ShardTransport):
 
         self.patience.wait(end, left, attempt)
         self.journal.end(left)
-        self.on_end(left)
+        self.observer.ends(left)
 
     def _round_to_join(self, round: int, last: int) -> int:
         if self.why_all is not None:
@@ -234,7 +276,7 @@ class PeerTransport(ShardTransport):
                 found = average(self.sums.total(weights, integers, heard))
             except Diverged as beyond:
                 failure = str(beyond)
-        self.on_step(StepAttendance(place, frozenset(heard.keys()), missing, sum_known=found is not None))
+        self.observer.heard(StepAttendance(place, frozenset(heard.keys()), missing, sum_known=found is not None))
         self._stop_if_gone(place, missing)
         if found is None:
             raise SumFailed(failure)
@@ -316,7 +358,13 @@ class PeerTransport(ShardTransport):
             heard = self.links.receive(place, members, seconds).keys()
             return members - heard - self.links.absent(place)
 
+        def pausing(seconds: float) -> Set[MemberNumber]:
+            self.links.receive(place, senders, seconds, self.enough.neighbours)
+            return self.links.unanswered(place, senders)
+
         self.patience.wait(place, awaited, attempt)
+        if self.why_all is None:
+            self._paused(place.round, senders, self.links.unanswered(place, senders), pausing)
         heard = self.links.receive(place, senders, 0.0)
         self._note(place, heard.keys(), awaited - heard.keys() - self.links.absent(place))
         self.journal.received(place, heard)
@@ -364,7 +412,7 @@ class PendingMessages:
             tensor.copy_(decoded_row(heard[sender], tensor) if sender in heard else self.absent)
         self.transport.forget_old(self.place)
         missing = frozenset(senders - heard.keys())
-        self.transport.on_step(StepAttendance(self.place, frozenset(heard.keys()), missing))
+        self.transport.observer.heard(StepAttendance(self.place, frozenset(heard.keys()), missing))
 
 
 def _encoded(outgoing: Mapping[int, Tensor]) -> Payloads[MemberNumber]:

@@ -40,7 +40,8 @@ class LinkSettings:
     A connection on which nothing arrived for `keepalive` is asked for a sign of life, and is given up at most twice
     `keepalive_timeout` later. `handshake` is how long a connection may take up to its hello, `stall` how long a chunk
     may take within a frame, `farewell` how long the last frames may take at the end. Between attempts to connect there
-    are pauses that grow from `first_pause` to `longest_pause`.
+    are pauses that grow from `first_pause` to `longest_pause`. A proxy that the environment names (https_proxy, say) is
+    used `through_proxy` only: gRPC would take it for every address.
     """
 
     keepalive: float = 10.0
@@ -50,6 +51,7 @@ class LinkSettings:
     farewell: float = 2.0
     first_pause: float = 0.2
     longest_pause: float = 5.0
+    through_proxy: bool = False
 
     def options(self) -> Options:
         """The options of gRPC that both sides of a connection need."""
@@ -79,7 +81,12 @@ class LinkSettings:
 
     def dialler_options(self) -> Options:
         """The options of whoever dials: every attempt is a new one, and no channel shares another's connection."""
-        return [*self.options(), ("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
+        return [
+            *self.options(),
+            ("grpc.enable_retries", 0),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_http_proxy", int(self.through_proxy)),
+        ]
 
 
 class Pauses:

@@ -278,7 +278,7 @@ class Steps:
             raise InputError(
                 f"{self.database.path}: {neighbour} has a message of {place}, but the last one in this ledger is of "
                 f"{behind}",
-                "with a ledger that was lost or put back, a member would send other noise for the same place", remedy,
+                "with a ledger that was restored, a member would send different noise for the same place", remedy,
             )  # fmt: skip
         if self._sent(place).get(neighbour) != receipt.digest.hex():
             raise InputError(

@@ -210,6 +210,8 @@ def read_settings_file(path: Path) -> Document:
     if path.exists() and not path.is_file() and not path.is_dir():
         raise InputError(f"{path} is a pipe or a device", "settings are read from a TOML file", "name the file")
     text = read_text(path, "settings are read from a TOML file", "check the path")
+    if path.suffix != ".json":
+        check_length(text, str(path))
     try:
         found = parse_json(text) if path.suffix == ".json" else _parse_toml(text)
     except ValueError as error:
@@ -219,10 +221,16 @@ def read_settings_file(path: Path) -> Document:
     return cast("Document", found)
 
 
+def check_length(text: str, where: str) -> None:
+    """Refuse the text of a TOML file that would keep the parser busy for minutes; whoever writes one asks first."""
+    if len(text) > LONGEST_FILE:
+        raise InputError(
+            f"{where}: {len(text):,} characters", f"a TOML file has at most {LONGEST_FILE:,} here", "make it shorter"
+        )
+
+
 def _parse_toml(text: str) -> Document:
     """A TOML document; whatever is wrong is a `ValueError`, also what would keep the parser busy for minutes."""
-    if len(text) > LONGEST_FILE:
-        raise ValueError(f"{len(text):,} characters")
     if any(line.partition("=")[0].count(".") > LONGEST_KEY for line in text.splitlines()):
         raise ValueError("a key of too many parts")
     try:

@@ -29,6 +29,7 @@ SETTINGS = """
 name = "clinics"
 seed = 3
 precision = "{precision}"
+{more}
 
 [rows]
 {rows}
@@ -95,13 +96,14 @@ class Clinics:
         model: str = 'name = "logistic"',
         every: int = 2,
         precision: str = "float32",
+        more: str = "",
         out: str = "agreement.toml",
     ) -> Agreement:
         """An agreement of all of them; each call makes another one."""
         text = SETTINGS.format(
             rows="\n".join(f"{name} = {ROWS}" for name in self.names), graph=graph or f"path:{len(self.names)}",
             algorithm=algorithm, rounds=rounds, batches=batches, privacy=privacy,
-            model=model, every=every, precision=precision,
+            model=model, every=every, precision=precision, more=more,
         )  # fmt: skip
         (self.folder / "settings.toml").write_text(text)
         files = [self.folder / f"{name}.member.toml" for name in self.names]

@@ -14,7 +14,7 @@ from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.pair_masks import PairMasks, pair_key
 from sottovoce.core.transport import InProcess
-from sottovoce.federation.attendance import StepAttendance
+from sottovoce.federation.attendance import Enough, Observer, StepAttendance
 from sottovoce.federation.journal import Journal
 from sottovoce.federation.link_rules import link_rules
 from sottovoce.federation.masked_sums import mask_partners
@@ -26,6 +26,23 @@ from tests.federation.journals import MemoryJournal
 from tests.federation.memory_links import MemoryLinks, MemoryNetwork
 
 AGREEMENT, SEED, PATIENCE = bytes(range(32)), 7, 10.0
+
+
+@dataclass
+class Noted(Observer):
+    """Notes what a member of a federation is told."""
+
+    federation: Federation
+    member: int
+
+    def heard(self, step):
+        self.federation.steps.setdefault(self.member, []).append(step)
+
+    def pauses(self, round, missing):
+        self.federation.paused.append((self.member, round, set(missing)))
+
+    def ends(self, unended):
+        self.federation.unended.update({self.member: set(unended)} if unended else {})
 
 
 @dataclass
@@ -48,6 +65,9 @@ class Federation:
     rounds_played: dict[int, list[int]] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
     unended: dict[int, set[int]] = field(default_factory=dict)
+    paused: list[tuple[int, int, set[int]]] = field(default_factory=list)
+    enough: Enough = Enough()
+    gather: float = PATIENCE
     dimension: int = DIMENSION
     gradient: object = None
 
@@ -123,8 +143,9 @@ class Federation:
                 patience=PATIENCE,
                 journal=self.journals.setdefault(member, MemoryJournal()),
                 clock=self.network.clock,
-                on_step=self.steps.setdefault(member, []).append,
-                on_end=lambda left: self.unended.update({member: set(left)} if left else {}),
+                gather=self.gather,
+                enough=self.enough,
+                observer=Noted(self, member),
                 masks=self.masks(member),
             )
             for played in self.played(transport, key):

@@ -13,6 +13,7 @@ from sottovoce.errors import InputError
 from sottovoce.federation.agreement import first_difference, parse_agreement, read_agreement
 from sottovoce.federation.assembly import assemble_agreement
 from sottovoce.federation.identity import create_identity
+from sottovoce.support import config
 from sottovoce.support.config import set_key
 from sottovoce.support.toml_text import to_toml
 from tests.federation.federation import COLUMNS, SETTINGS, agreement_in, member_files, prepare
@@ -203,3 +204,15 @@ def test_a_member_that_could_sign_for_others_is_not_taken(tmp_path):
 def test_an_algorithm_that_cannot_be_built_is_refused_on_reading(agreement):
     with pytest.raises(InputError, match="algorithm 'dp-nothing'; known: "):
         parse_agreement(changed(agreement, ["algorithm", "name"], "dp-nothing"), "agreement.toml")
+
+
+def test_no_agreement_is_made_that_join_would_refuse_for_its_length(tmp_path, monkeypatch):
+    agreement = agreement_in(tmp_path)
+    monkeypatch.setattr(config, "LONGEST_FILE", len(agreement.toml()) - 1)
+    with pytest.raises(InputError, match=r"the agreement of 3 members: [0-9,]+ characters"):
+        assemble_agreement(tmp_path / "settings.toml", member_files(tmp_path))
+    (tmp_path / "agreement.toml").write_text(agreement.toml())
+    with pytest.raises(InputError, match=r"agreement.toml: [0-9,]+ characters"):
+        read_agreement(tmp_path / "agreement.toml")
+    monkeypatch.setattr(config, "LONGEST_FILE", len(agreement.toml()))
+    assert read_agreement(tmp_path / "agreement.toml") == agreement

@@ -17,6 +17,7 @@ from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.messages import LoopState
 from sottovoce.core.noise import Temporal
+from sottovoce.errors import PeerLost
 from sottovoce.federation.journal import Journal, decode_state, encode_state
 from sottovoce.federation.peer_transport import peer_transport
 from sottovoce.federation.recorded_inputs import RecordedInputs
@@ -25,7 +26,7 @@ from sottovoce.ledger.payloads import FIRST, Place
 from sottovoce.ledger.steps import Steps
 from tests.cases import DIMENSION
 from tests.cases import task as made_up
-from tests.federation.members import PATIENCE, SEED, Federation
+from tests.federation.members import PATIENCE, SEED, Federation, Noted
 from tests.federation.memory_links import Faults, Killed, MemoryLinks, MemoryNetwork
 
 RUN = "c" * 64
@@ -113,7 +114,7 @@ class WithLedgers(Federation):
                     links.send(place, payloads)
                 transport = peer_transport(
                     self.algorithm, self.topology, rules, links, patience=PATIENCE, journal=journal,
-                    clock=self.network.clock, on_step=self.steps.setdefault(member, []).append,
+                    clock=self.network.clock, observer=Noted(self, member), gather=PATIENCE, enough=self.enough,
                 )  # fmt: skip
                 last = self._play(member, journal, transport, begun)
             Steps(database, RUN).erase_noise()
@@ -236,5 +237,9 @@ def test_without_what_it_goes_on_from_noise_is_refused_and_not_drawn_anew(tmp_pa
         with pytest.raises(InputError, match="its noise depends on that of earlier rounds, which was erased"):
             members.take_part(1)
 
-    acts = {member: lambda member=member: members.survived(member) for member in (0, 2)}
+    def left(member):
+        with pytest.raises(PeerLost, match="this run is incomplete"):
+            members.survived(member)
+
+    acts = {member: lambda member=member: left(member) for member in (0, 2)}
     members.network.clock.play(acts | {1: robbed})

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sottovoce.federation.events import Disagreed, FrameRefused, event_log, link_event
+from sottovoce.federation.events import FrameRefused, event_log, link_event
 from sottovoce.federation.frames import Reason
 
 NAMES = ("Hill", "Mercy", "South")
@@ -38,16 +38,3 @@ def test_a_message_out_of_turn_is_logged_and_looks_like_no_attack(tmp_path):
             tell(*link_event(FrameRefused(1, reason), NAMES, 4))
     assert shown == [f"A message from Mercy was refused: {Reason.RANGE.value}."]
     assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["OutOfTurn", "FrameRefused"]
-
-
-def test_another_agreement_is_told_once_before_the_start_and_at_any_time_after_it():
-    shown, events = [], (FrameRefused(1, Reason.AGREEMENT), Disagreed(1, ("seed",)))
-    with event_log(None, shown.append) as tell:
-        tell("gather", {"members": ["Mercy"], "seconds": 1.0})
-        for event in events:
-            tell(*link_event(event, NAMES, 4))
-        assert len(shown) == 1, "the error that ends the member says it"
-        tell("begin", {"without": []})
-        for event in events:
-            tell(*link_event(event, NAMES, 4))
-    assert shown[1:] == ["Mercy has another agreement.", "The agreement of Mercy differs in seed."]

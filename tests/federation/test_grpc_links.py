@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 
 import pytest
 
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.checking import check_neighbour
 from sottovoce.federation.connection import FrameStream
-from sottovoce.federation.events import Connected, Lost
-from sottovoce.federation.frames import Frame, FrameReader, Kind
+from sottovoce.federation.events import Connected, FrameRefused, Lost, link_event
+from sottovoce.federation.frames import HEADER, Frame, FrameReader, Hello, Kind, Reason
+from sottovoce.federation.frames import VERSION as PROTOCOL
 from sottovoce.federation.grpc_links import EventLoop
 from sottovoce.federation.secure_grpc import CHUNK, LinkSettings, Pauses
 from sottovoce.federation.tls import dials
-from sottovoce.ledger.payloads import Place
-from tests.federation.grpc_members import AGREEMENT, PATIENCE, Federation, payload, play, until
+from sottovoce.ledger.payloads import NO_TAG, Place
+from tests.federation.grpc_members import AGREEMENT, PATIENCE, QUICK, Federation, RawNeighbour, payload, play, until
 from tests.federation.proxy import Proxy
 
 
@@ -154,3 +156,38 @@ def test_a_check_says_how_things_are_with_a_neighbour(tmp_path):
         assert abs(found.clock_difference) < PATIENCE
         assert 0 < found.round_trip < PATIENCE
         assert play(first, second, range(2)) == 2, "a check disturbs no connection"
+
+
+def test_a_proxy_of_the_environment_is_not_used_unless_it_is_asked_for(tmp_path, monkeypatch):
+    made = Federation(tmp_path, listen=(True, False))
+    for name in ("https_proxy", "http_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with made.pair() as (first, second):
+        assert play(first, second, range(2)) == 2
+    proxied = replace(QUICK, through_proxy=True)
+    with made.links(0, {1}) as first:
+        made.found_at(0, first.port)
+        with made.links(1, {0}, settings=proxied) as second:
+            assert second.meet(1.0) == {0}
+
+
+def test_the_version_of_a_neighbour_is_told_when_it_connects_and_another_protocol_is_refused(tmp_path, monkeypatch):
+    made = Federation(tmp_path, listen=(True, False))
+    with made.links(0, {1}) as first:
+        made.found_at(0, first.port)
+        with RawNeighbour(made.identities[1], made.known[0]) as older:
+            older.send(Frame(AGREEMENT, Place(0, 0), 1, Kind.HELLO, Hello(None, "0.0.9").encode()).encode())
+            until(lambda: Connected(1, "0.0.9") in made.events[0])
+    with made.links(0, {1}) as first:
+        made.found_at(0, first.port)
+        told = HEADER.pack(b"soto", PROTOCOL - 1, Kind.HELLO, AGREEMENT, 0, 0, 1, 41, NO_TAG)
+        with RawNeighbour(made.identities[1], made.known[0]) as other:
+            other.send(told)
+            assert other.ended()
+    assert FrameRefused(1, Reason.VERSION) in made.events[0]
+    names = ("Hill", "Mercy")
+    name, facts = link_event(Connected(1, "0.0.9"), names, 5)
+    assert (name, facts["member"], facts["version"]) == ("OtherVersion", "Mercy", "0.0.9")
+    assert link_event(Connected(1), names, 5)[0] == "Connected"
+    assert link_event(FrameRefused(1, Reason.VERSION), names, 5)[0] == "OtherProtocol"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import shutil
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from sottovoce import export_model, parse_experiment, read_exported_model
-from sottovoce.errors import InputError, Unaccountable
+from sottovoce.errors import InputError, PeerLost, Unaccountable
 from sottovoce.federation import guarantees, joining
 from sottovoce.federation.frames import Reason
 from sottovoce.federation.guarantees import build_agreement
@@ -29,6 +30,7 @@ from tests.federation.kills import KEPT, UNSTORED, Kills
 from tests.federation.memory_links import Killed
 from tests.run.test_baselines import trained_by_hand
 
+ALONE = QUICK.model_copy(update={"patience": 0.2, "gather": 0.2})
 PATIENT = QUICK.model_copy(update={"patience": 3.0, "gather": 3.0})
 
 
@@ -226,21 +228,45 @@ def test_a_member_sees_at_home_what_it_would_reach_alone(sotto, tmp_path, kills)
     assert (code, "each alone" in out, "without noise" in out) == (0, True, False)
 
 
-def test_a_step_in_which_nobody_was_heard_is_in_the_ledger(tmp_path, kills):
+def test_alone_nothing_is_sent_and_nothing_spent_and_the_run_ends_incomplete(tmp_path, kills):
     clinics = Clinics(tmp_path)
-    agreement = clinics.agree(rounds=2)
-    alone = QUICK.model_copy(update={"patience": 0.2, "gather": 0.2})
-    clinics.join(agreement, "Hill", settings=alone)
+    agreement = clinics.agree(rounds=500, more="longest_pause = 0.5")
+    with pytest.raises(PeerLost, match="this run is incomplete") as end:
+        clinics.join(agreement, "Hill", settings=ALONE)
+    assert end.value.exit_code == 1
     with clinics.ledger("Hill") as database:
-        assert [Steps(database, agreement.hash).step(LedgerPlace(round, 0)).received for round in range(2)] == [{}, {}]
-    waited = [(event, facts["members"]) for event, facts in clinics.events["Hill"] if event in ("waiting", "missing")]
-    assert waited == [("waiting", ["Mercy"]), ("missing", ["Mercy"])], "each is told once, not in every round"
+        assert Steps(database, agreement.hash).newest() is None
+        assert Spending(database).lineage(DEFAULT).counted.epsilon(1e-5) == 0.0
+    paused = [facts for event, facts in clinics.events["Hill"] if event == "pause"]
+    assert paused == [{"members": ["Mercy"], "round": 0, "least": 1}]
+
+
+def test_who_is_left_alone_in_a_run_spends_one_round_and_no_more(tmp_path, kills):
+    clinics = Clinics(tmp_path)
+    agreement = clinics.agree(rounds=500, more="longest_pause = 0.5")
+    kills.planned.add(("Mercy", KEPT, Place(2, 0)))
+    ends = clinics.run(
+        agreement, {name: lambda name=name: clinics.join(agreement, name, settings=ALONE) for name in clinics.names}
+    )
+    assert {type(end) for end in ends.values()} == {Killed, PeerLost}
+    for name in ("Hill", "North"):
+        with clinics.ledger(name) as database:
+            assert Steps(database, agreement.hash).newest().round in (2, 3)
+            assert Spending(database).recorded(agreement.hash) < 50, "stages of 500 rounds have several rounds"
+
+
+@pytest.mark.parametrize(("least", "heard"), [(2, 1), (3, 1)])
+def test_nobody_has_to_hear_more_members_than_it_is_linked_to(tmp_path, least, heard):
+    clinics = Clinics(tmp_path)
+    with pytest.raises(InputError, match=f"least_heard = {least}; Hill hears {heard} "):
+        clinics.agree(more=f"least_heard = {least}")
+    assert clinics.agree(graph="complete:3", more="least_heard = 2").least_heard == 2
 
 
 def test_status_says_of_which_round_attendance_is_and_whether_a_process_is_at_it(sotto, tmp_path, kills):
     clinics = Clinics(tmp_path)
     agreement = clinics.agree(rounds=2)
-    clinics.join(agreement, "Hill", settings=QUICK.model_copy(update={"patience": 0.2, "gather": 0.2}))
+    clinics.run(agreement)
     (clinics.run_folder(agreement, "Hill") / "result.json").unlink()
     line = f"peer status --folder {tmp_path / 'Hill'}"
     _, out, _ = sotto(line)
@@ -259,26 +285,28 @@ def test_status_says_of_which_round_attendance_is_and_whether_a_process_is_at_it
 def test_a_ledger_that_is_behind_the_runs_own_folder_is_refused_where_no_neighbour_is(tmp_path, kills, ledger):
     clinics = Clinics(tmp_path)
     agreement = clinics.agree(rounds=3)
-    alone = QUICK.model_copy(update={"patience": 0.2, "gather": 0.2})
     kills.planned |= {("Hill", KEPT, Place(0, 0)), ("Hill", UNSTORED, Place(2, 0))}
     files = [tmp_path / "Hill" / f"ledger.db{end}" for end in ("", "-wal", "-shm")]
 
-    def joined():
-        return clinics.play({"Hill": lambda: clinics.join(agreement, "Hill", settings=alone, resume=True)})["Hill"]
+    def hill():
+        with pytest.raises(Killed):
+            clinics.join(agreement, "Hill", settings=PATIENT)
+        copies = {path: path.read_bytes() for path in files if path.exists()}
+        with pytest.raises(Killed):
+            clinics.join(agreement, "Hill", settings=PATIENT, resume=True)
+        for path in files:
+            path.unlink(missing_ok=True)
+        for path, content in copies.items() if ledger == "older" else ():
+            path.write_bytes(content)
+            path.chmod(0o600)
 
-    assert isinstance(joined(), Killed)
-    copies = {path: path.read_bytes() for path in files if path.exists()}
-    assert isinstance(joined(), Killed)
-    for path in files:
-        path.unlink(missing_ok=True)
-    for path, content in copies.items() if ledger == "older" else ():
-        path.write_bytes(content)
-        path.chmod(0o600)
+    others = {name: lambda name=name: clinics.join(agreement, name, settings=PATIENT) for name in ("Mercy", "North")}
+    ends = clinics.run(agreement, {"Hill": hill, **others})
+    assert [end for end in ends.values() if isinstance(end, BaseException)] == []
     last = "round 0, step 0" if ledger == "older" else "none"
     for _ in range(2):
-        refusal = joined()
-        assert isinstance(refusal, InputError)
-        assert f"has reached round 1, but the last step in this ledger is {last}" in str(refusal)
+        with pytest.raises(InputError, match=f"has reached round 1, but the last step in this ledger is {last}"):
+            clinics.join(agreement, "Hill", settings=PATIENT, resume=True)
 
 
 def test_a_table_can_be_replaced_until_the_first_message(sotto, tmp_path, kills, monkeypatch):
@@ -329,6 +357,26 @@ def test_a_run_that_would_pass_the_budget_is_refused_with_the_rounds_that_would_
         clinics.join(agreement, "Hill", settings=little)
 
 
+def test_a_wrong_clock_ends_it_before_anything_is_begun(tmp_path, monkeypatch):
+    clinics = Clinics(tmp_path)
+    agreement = clinics.agree()
+    real = datetime.datetime
+    for days, what in ((-30, "begins"), (5000, "ended")):
+
+        class Clock(datetime.datetime):
+            @classmethod
+            def now(cls, zone=None, days=days):
+                return real.now(zone) + datetime.timedelta(days=days)
+
+        with monkeypatch.context() as wrong:
+            wrong.setattr("sottovoce.federation.identity.datetime.datetime", Clock)
+            with pytest.raises(
+                InputError, match=f"the certificate of Hill {what} on .* the clock of this machine says"
+            ):
+                clinics.join(agreement, "Hill")
+    assert not (tmp_path / "Hill" / "ledger.db").exists()
+
+
 def test_an_agreement_with_other_keys_of_this_member_is_refused(tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir(), there.mkdir()
@@ -341,7 +389,8 @@ def test_members_with_different_agreements_exchange_nothing_and_both_say_so(tmp_
     clinics = Clinics(tmp_path)
     one, other = clinics.agree(graph="path:3"), clinics.agree(graph="path:3")
     ends = clinics.play({
-        "Hill": lambda: clinics.join(one, "Hill"), "Mercy": lambda: clinics.join(other, "Mercy"),
+        "Hill": lambda: clinics.join(one, "Hill", settings=PATIENT),
+        "Mercy": lambda: clinics.join(other, "Mercy", settings=PATIENT),
     })  # fmt: skip
     for name, neighbour in (("Hill", "Mercy"), ("Mercy", "Hill")):
         assert isinstance(ends[name], InputError), ends[name]
@@ -352,6 +401,20 @@ def test_members_with_different_agreements_exchange_nothing_and_both_say_so(tmp_
             found = Spending(database).lineage(DEFAULT)
         assert (len(found.runs), found.counted.epsilon(1e-5)) == (1, 0.0), "nothing was sent: nothing stays reserved"
     assert kills.seen == {}
+
+
+def test_a_single_member_with_another_agreement_stops_nobody_else(tmp_path, kills):
+    clinics = Clinics(tmp_path)
+    one, other = clinics.agree(graph="complete:3"), clinics.agree(graph="complete:3")
+    ends = clinics.play({
+        name: lambda name=name: clinics.join(other if name == "Mercy" else one, name, settings=PATIENT)
+        for name in clinics.names
+    })  # fmt: skip
+    assert isinstance(ends["Mercy"], InputError)
+    for name in ("Hill", "North"):
+        assert ends[name]["heard"]["members"] == {"Mercy": 0, ({"Hill", "North"} - {name}).pop(): 4}
+        assert ("OtherAgreement", {"member": "Mercy", "reason": Reason.AGREEMENT.value}) in clinics.events[name]
+    assert not any(1 in (receiver, sender) for receiver, sender, _ in kills.seen)
 
 
 def test_a_folder_that_was_restored_from_a_copy_is_refused_by_a_neighbours_receipt(tmp_path, kills):
@@ -402,7 +465,7 @@ def test_a_neighbour_that_forges_receipts_is_named_and_stops_nobody(tmp_path, mo
 
     monkeypatch.setattr(Links, "_acknowledgement", forged)
     clinics = Clinics(tmp_path)
-    agreement = clinics.agree(graph="complete:3", rounds=6)
+    agreement = clinics.agree(graph="complete:3", rounds=6, more="longest_pause = 2.0")
     results = clinics.run(
         agreement, {name: lambda name=name: clinics.join(agreement, name, settings=PATIENT) for name in clinics.names}
     )
@@ -411,6 +474,7 @@ def test_a_neighbour_that_forges_receipts_is_named_and_stops_nobody(tmp_path, mo
         refused = [facts for event, facts in clinics.events[name] if event == "FrameRefused"]
         assert {(facts["member"], facts["reason"]) for facts in refused} == {("Mercy", Reason.RECEIPT.value)}
         assert [facts["member"] for event, facts in clinics.events[name] if event == "Lost"] == ["Mercy"]
+    assert "this run is incomplete" in str(results["Mercy"]), "nobody listens to it any more"
 
 
 def test_what_is_not_proven_for_members_is_refused(tmp_path):

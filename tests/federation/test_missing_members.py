@@ -15,7 +15,7 @@ from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.topologies import Changing
 from sottovoce.errors import PeerLost
-from sottovoce.federation.attendance import Attendance, Patience, round_to_join
+from sottovoce.federation.attendance import Attendance, Enough, Patience, round_to_join
 from sottovoce.federation.frames import Reason
 from sottovoce.federation.link_rules import why_all_are_needed
 from sottovoce.ledger.payloads import FIRST, Place
@@ -143,6 +143,70 @@ def test_a_slow_member_on_a_directed_graph_is_never_run_over():
     assert members.network.refused == {}
 
 
+def test_whoever_hears_nobody_pauses_and_keeps_its_budget_until_somebody_is_back():
+    """Member 0 of a path hears member 1 alone, which is away for an hour."""
+    members = federation(Faults().kill(1, Place(3, 0)), place="path:4", rounds=12)
+
+    def dies_and_returns():
+        with pytest.raises(Killed):
+            members.join(1)
+        members.network.clock.sleep(3600.0)
+        assert members.rounds_played[0][-1] == 2
+        assert members.journals[0].newest() == Place(3, 0), "one step is committed, and no further one"
+        assert 11 in members.rounds_played[2], "who hears somebody goes on"
+        return members.join(1, Place(3, 0))
+
+    members.run({1: dies_and_returns})
+    assert members.paused[0] == (0, 3, {1})
+    assert members.rounds_played[0][:5] == [0, 1, 2, 3, 4]
+    assert members.rounds_played[0][-1] == 11
+
+
+def test_an_agreed_minimum_of_two_is_waited_for_and_a_pause_ends_after_its_limit():
+    members = federation(Faults().kill(0, Place(2, 0)), place="ring:4", rounds=9, enough=Enough(2, 500.0))
+
+    def stops(member):
+        with pytest.raises((Killed, PeerLost)) as stopped:
+            members.join(member)
+        return members.network.clock.now(), str(stopped.value)
+
+    ends = members.run({member: lambda member=member: stops(member) for member in range(4)})
+    assert "in round 2 there was no answer from node 0 for 500 s" in ends[1][1]
+    assert 500.0 + PATIENCE <= ends[1][0] <= 500.0 + 4 * PATIENCE
+    assert {member: members.journals[member].newest().round for member in range(4)} == {0: 2, 1: 2, 2: 3, 3: 2}
+
+
+def test_nothing_is_sent_before_enough_neighbours_are_there():
+    members = federation(Faults(), place="path:2", rounds=2)
+
+    def late():
+        members.network.clock.sleep(50 * PATIENCE)
+        assert members.journals[0].newest() is None
+        return members.join(1)
+
+    assert torch.equal(ends_of(members, {1: late}), members.simulated())
+    assert members.paused == [(0, 0, {1})]
+    assert members.missed() == set()
+
+
+def test_all_members_can_restart_at_once_each_in_its_own_time():
+    """A member that goes on gives the others as long as a first start does, not the patience of a round."""
+    faults = Faults()
+    for member in range(6):
+        faults = faults.kill(member, Place(3, 0), after_sending=member % 2 == 0)
+    members = federation(faults, place="complete:6", rounds=8, gather=30 * PATIENCE)
+
+    def restarts(member):
+        with pytest.raises(Killed):
+            members.join(member)
+        members.network.clock.sleep(4 * PATIENCE * (member + 1))
+        return members.join(member, members.journals[member].newest())
+
+    ends = ends_of(members, {member: lambda member=member: restarts(member) for member in range(6)})
+    assert members.missed() == set()
+    assert torch.equal(ends, members.simulated())
+
+
 # --- algorithms that need all ----------------------------------------------------------------------------------------
 
 NEED_ALL = {"zip-dl", "zip-dl-averaging", "rss-nb", "rss-lb", "decor"}
@@ -257,7 +321,11 @@ def test_recorded_bytes_are_sent_again_even_where_the_noise_would_be_another(rec
     def dies_and_returns():
         with pytest.raises(Killed):
             members.join(2)
-        sent = dict(members.journals[2].steps) if recorded else {}
+        if not recorded:
+            with pytest.raises(PeerLost, match="this run is incomplete"):
+                members.join(2, place, key=99)
+            return None
+        sent = dict(members.journals[2].steps)
         end = members.join(2, place, key=99)
         assert all(members.journals[2].steps[one].sent == step.sent for one, step in sent.items())
         return end
@@ -298,6 +366,7 @@ def test_random_kills_never_show_two_messages_for_a_place_and_the_run_ends(seed)
         place = Place(int(rng.integers(8)), int(rng.integers(3)))
         faults = faults.kill(int(rng.integers(1, 4)), place, after_sending=bool(rng.integers(2)))
     members = federation(faults, MUFFLIATO, "ring:5", rounds=8, seconds=dict.fromkeys(range(5), 1.0))
+    too_late = set()
     pauses = {member: iter(rng.choice([0.0, 0.5, 15.0], size=9)) for member in range(5)}
 
     def until_the_end(member):
@@ -306,13 +375,17 @@ def test_random_kills_never_show_two_messages_for_a_place_and_the_run_ends(seed)
             at = members.journals[member].newest() if key > 7 else FIRST
             try:
                 return members.join(member, at, key)
+            except PeerLost:
+                too_late.add(member)
+                return None
             except Killed:
                 key += 1
                 members.network.clock.sleep(float(next(pauses[member])))
 
     members.run({member: lambda member=member: until_the_end(member) for member in range(5)})
     assert members.rounds_played.keys() == set(range(5))
-    assert all(played[-1] == 7 for played in members.rounds_played.values())
+    assert all(played[-1] == 7 for member, played in members.rounds_played.items() if member not in too_late)
+    assert too_late <= {1, 2, 3}, "only who was killed comes back when the others have ended"
     assert Reason.EQUIVOCATION not in {reason for _, reason in members.network.refused}
 
 

@@ -48,8 +48,8 @@ def over_grpc(federation, folder):
 def join(federation, links):
     transport = peer_transport(
         federation.algorithm, federation.topology, links.rules, links, patience=PATIENCE, journal=MemoryJournal(),
-        clock=MonotonicClock(), on_step=federation.steps.setdefault(links.rules.member, []).append,
-        masks=federation.masks(links.rules.member),
+        clock=MonotonicClock(), observer=members.Noted(federation, links.rules.member), gather=PATIENCE,
+        enough=federation.enough, masks=federation.masks(links.rules.member),
     )  # fmt: skip
     *_, last = federation.played(transport)
     return transport.local(last.models)

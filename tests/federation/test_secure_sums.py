@@ -280,7 +280,7 @@ def test_of_two_messages_for_a_place_the_first_is_used_and_the_second_refused():
     """What a member gets who sends two: a sum that fails, since the masks of the first were not the agreed ones."""
     members = federation(rounds=3)
     ends = hostile(members, lambda frame: [changed(frame, payload=bytes(len(frame.payload)))])
-    assert members.network.refused == {(0, Reason.EQUIVOCATION): 1}
+    assert members.network.refused == {(0, Reason.EQUIVOCATION): 1, (1, Reason.RECEIPT): 1}
     np.testing.assert_allclose(ends, by_hand(members, {(0, 0)}), rtol=0, atol=1e-9)
 
 

@@ -17,6 +17,7 @@ from sottovoce.federation.checking import _context, check_neighbour, probe_tls
 from sottovoce.federation.events import Connected, FrameRefused, StrangerRefused
 from sottovoce.federation.frames import Kind, Reason
 from sottovoce.federation.grpc_links import EventLoop
+from sottovoce.federation.identity import time_problem
 from sottovoce.federation.secure_grpc import grpc
 from sottovoce.federation.tls import EXCHANGE, SERVICE, acceptor_credentials, recognise
 from sottovoce.ledger.payloads import Place
@@ -239,7 +240,7 @@ def test_a_probe_names_what_is_wrong(made):
         stranger = with_certificate(made.identities[1])
         found = probe_tls(stranger, made.known[0], PATIENCE)
         assert (found.right_certificate, found.accepted) == (True, False)
-        assert found.problem.endswith("does not accept this member's certificate; compare the agreements.")
+        assert "does not accept this member's certificate" in found.problem
         wrong = made.known[0].model_copy(update={"certificate": made.known[2].certificate})
         found = check_neighbour(made.identities[1], second.rules, wrong)
         assert (found.tls.right_certificate, found.same_agreement) == (False, None)
@@ -257,3 +258,18 @@ def test_a_probe_names_what_is_wrong(made):
     assert probe_tls(made.identities[1], made.known[0], PATIENCE).problem.endswith(
         "speaks TLSv1.2; members speak TLSv1.3."
     )
+
+
+@pytest.mark.parametrize("whose", ["own", "neighbour's"])
+def test_a_certificate_whose_time_is_over_is_reported_as_such(made, whose):
+    """Both sides close such a connection without a reason."""
+    expired = with_certificate(made.identities[0 if whose == "neighbour's" else 1], days=-1)
+    identities = {0: made.identities[0], 1: made.identities[1], (0 if whose == "neighbour's" else 1): expired}
+    made.identities[0], made.known[0], made.known[1] = identities[0], identities[0].member, identities[1].member
+    with made.links(0, {1}) as first:
+        made.found_at(0, first.port)
+        probe = probe_tls(identities[1], made.known[0], PATIENCE)
+    assert probe.problem is not None
+    assert f"The certificate of {expired.member.name} ended on 2" in probe.problem
+    assert "the clock of this machine says 2" in probe.problem
+    assert time_problem(made.identities[2].member) is None
