@@ -518,10 +518,11 @@ def test_clicking_a_node_changes_figures_table_and_captions(written, page):
         "t => [...t.tBodies[0].rows].map(r => [...r.cells].map(c => c.textContent))"
     )
     assert [row[0] for row in cells] == [str(node) for node in range(8) if node != 5]
-    for node, hops, epsilon, guess, kind in cells:
+    for node, hops, epsilon, guess, kind, figure in cells:
         assert float(epsilon) == pairs["epsilon"][5][int(node)]
         assert int(hops) == data["leaks"]["distance"][5][int(node)]
         assert (float(guess.split()[0]), kind) == (pairs["guess"][5][int(node)], "any-training")
+        assert figure == "a bound"
     frame = page.evaluate("document.querySelector('#pairs .plot').chart.marks.find(mark => mark.kind === 'guide').row")
     assert frame == 5
     drawn = page.evaluate("document.querySelector('#distance .plot').chart.marks[1].dots.map(dot => dot.y)")
