@@ -33,7 +33,7 @@ def _on_page(run: RunDocuments) -> list[str]:
     except (OSError, InputError):
         return ["report.html: it is not a file that can be read"]
     headline = run.privacy.headline
-    stated = None if headline is None else rounded(headline.epsilon)
+    stated = rounded(headline.epsilon)
     try:
         shown = [one["epsilon"] for one in parse_json(DATA.findall(content)[0])["runs"]]
     except (ValueError, LookupError, TypeError):
