@@ -29,8 +29,8 @@ from types import ModuleType
 from typing import Any
 
 MODULES = (
-    "support.regular_files", "support.text", "schemas.validation", "support.limits", "support.files", "support.processes",
-    "support.auditor_key",
+    "support.regular_files", "support.text", "schemas.validation", "support.limits", "support.files",
+    "support.processes", "support.auditor_key",
     "cli.terminal", "cli.progress_lines", "privacy.account_cost", "run.lock", "run.layout",
     "run.noise_key_file", "run.recorded_inputs", "run.stated_guarantees",
 )  # fmt: skip

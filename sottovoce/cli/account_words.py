@@ -20,6 +20,10 @@ SWEPT = (
 """For answers whose policies were not searched for to the end."""
 
 
+NOT_PROVEN = "For a figure, add --kind any-training, or --convex where local steps are convex."
+"""What to type where nothing is proven."""
+
+
 ALIKE = 1e-9
 """Figures that differ by less, relatively, differ by rounding."""
 
@@ -33,6 +37,12 @@ def headline_words(result: "Account", best: "Guarantee", delta: float, labels: S
     """The headline with all that it rests on."""
     from sottovoce.privacy.covering_views import stand_in_of
 
+    if best.proves_nothing:
+        return [
+            f"Headline: epsilon inf at delta {delta:g} (mu inf) against {best.view}: nothing is proven for what runs.",
+            *(f"Does not apply: {refusal}." for refusal in result.refusals),
+            NOT_PROVEN,
+        ]
     figure = f"epsilon {round_up(best.epsilon(delta))} at delta {delta:g} (mu {round_up(best.mu)})"
     unobserved = sorted({g.victim for g in result.guarantees if g.mu == 0 and g.victim is not None and not g.observed})
     scope = "no observed node is worse off" if unobserved else "nobody is worse off"

@@ -51,7 +51,7 @@ def answer_for_pairs(
     others = mu[np.asarray(attackers)[:, None] != np.arange(system.n)]
     least, mean, most = (float(x) for x in (others.min(), others.mean(), others.max()))
     figures = {"mu_min": least, "mu_mean": mean, "mu_max": most, "epsilon_max": epsilon_of(most, delta)}
-    proven = None if whole.headline is None else whole.headline.document(delta)
+    proven = None if whole.headline.proves_nothing else whole.headline.document(delta)
     rows = None if len(others) > PRINTED else [[to_json(value) for value in row] for row in mu.tolist()]
     document = {
         **settings_document(setting, sigma), "algorithm": system.algorithm.name, "topology": system.topology.name,
@@ -70,7 +70,7 @@ def answer_for_pairs(
         lines.append(
             f"A sample: {sample} of {system.n:,} attackers, drawn with seed {setting.seed}; others may learn more."
         )
-    if whole.headline is not None and not averaging:
+    if not (whole.headline.proves_nothing or averaging):
         best = whole.headline
         lines.append(
             f"Proven for any pair: epsilon {round_up(best.epsilon(delta))} (mu {round_up(best.mu)}), {best.kind}."

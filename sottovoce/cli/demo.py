@@ -81,8 +81,8 @@ def _title(run: "DemonstratedRun") -> str:
     from sottovoce.algorithms.registry import algorithm_spec
 
     title, headline = algorithm_spec(run.finished.run.experiment.algorithm.name).title, run.privacy.headline
-    proven = headline is not None and math.isfinite(headline.epsilon)
-    return f"{title}, epsilon {round_up(headline.epsilon)}" if headline and proven else f"{title}, no noise"
+    finite = math.isfinite(headline.epsilon)
+    return f"{title}, epsilon {round_up(headline.epsilon)}" if finite else f"{title}, no noise"
 
 
 def _next_commands(found: "Demonstration") -> list[str]:

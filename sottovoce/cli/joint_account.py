@@ -8,7 +8,7 @@ from sottovoce._version import __version__
 from sottovoce.cli.account_words import headline_words, table_words
 from sottovoce.cli.options import Setting
 from sottovoce.cli.output import Table, answer, print_sentence, show_elapsed
-from sottovoce.errors import InputError, Unaccountable
+from sottovoce.errors import InputError
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
@@ -61,8 +61,6 @@ def _answer_for_view(folder: Path, setting: Setting, data: Path | None, as_json:
         **found.document(asked.delta), "nodes": None, "sampled": None if sampled is None else sampled.document(),
     }  # fmt: skip
     answer(document, as_json, found.table(asked.delta))
-    if found.headline is None:
-        raise Unaccountable(". ".join(found.refusals))
     if not as_json:
         for line in table_words(found) + headline_words(found, found.headline, asked.delta, asked.names):
             print_sentence(line)

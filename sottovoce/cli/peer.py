@@ -305,6 +305,7 @@ def _resuming_line(agreement: Path, given: Mapping[str, object]) -> str:
 def _result_table(result: "Document", alone: Mapping[str, str]) -> Table:
     from sottovoce.report.wording import heard_text, sums_text
     from sottovoce.run.run_documents import metric_of
+    from sottovoce.support.json_numbers import from_json
 
     last, headline = result["metrics"], result["headline"]
     metric = metric_of(last)
@@ -313,9 +314,7 @@ def _result_table(result: "Document", alone: Mapping[str, str]) -> Table:
         "algorithm": f"{result['algorithm']}, {result['rounds']} rounds",
         f"{metric} of this member's model": f"{last[metric]['mean']:.4f} on its own held-out rows",
         **alone,
-        "epsilon": "none is proven"
-        if headline is None
-        else f"{round_up(headline['epsilon'])} at delta {result['delta']:g}, {headline['kind']}",
+        "epsilon": f"{round_up(from_json(headline['epsilon']))} at delta {result['delta']:g}, {headline['kind']}",
         "sent": f"{last['messages']:,} messages, {size_text(last['bytes'])}",
         "sent since it was last started": f"{size_text(last['wire_bytes'])} with headers and acknowledgements",
         **({"heard": heard_text(result["heard"])} if "heard" in result else {}),

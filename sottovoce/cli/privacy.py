@@ -31,7 +31,7 @@ from sottovoce.cli.sampling import (
     sampled_figure_of,
     sampled_words,
 )
-from sottovoce.errors import InputError, Unaccountable
+from sottovoce.errors import InputError
 from sottovoce.privacy.rounding import round_up, sigma_text
 
 if TYPE_CHECKING:
@@ -39,7 +39,10 @@ if TYPE_CHECKING:
     from sottovoce.privacy.accountant import Account
     from sottovoce.privacy.guarantee import Guarantee, Kind
 
-NOT_PROVEN = "nothing here is proven for what runs; add --kind any-training, or --convex where local steps are convex"
+NOT_PROVEN = (
+    "for what runs nothing is proven by these kinds, so epsilon is infinite; add --kind any-training, or --convex "
+    "where local steps are convex"
+)
 """Where only kinds were asked for that rest on more than what is known."""
 
 OTHER_FORMATS = (".csv", ".tsv", ".npz", ".npy", ".parquet", ".xlsx")
@@ -133,7 +136,7 @@ def account_(
     nodes, chance = declared_nodes(setting, sigma), counts_on_chance(sampled, result.headline, setting.delta)
     document: dict[str, object] = {}
     tables: list[Table] = []
-    lines = [f"No headline: {NOT_PROVEN}."]
+    lines: list[str] = []
     with show_elapsed(f"epsilon of {len(result.guarantees):,} guarantees and the headline"):
         if as_json:
             document = {
@@ -144,14 +147,12 @@ def account_(
             tables = [result.table(setting.delta), *([_as_published(result)] if published else [])]
             if chance and sampled is not None:
                 lines = sampled_words(result, sampled, setting.delta)
-            elif result.headline is not None:
+            else:
                 lines = table_words(result) + headline_words(result, result.headline, setting.delta, setting.labels)
     if as_json:
         answer(document, True, [])
     else:
         _show_tables(tables)
-    if result.headline is None and not chance and (result.refusals or not result.guarantees):
-        raise Unaccountable(". ".join([*result.refusals, *unsampled]))
     if not as_json:
         lines += [f"Sampling is not counted: {reason}." for reason in unsampled]
         for line in [*lines, *node_lines(setting, nodes)]:
@@ -300,8 +301,8 @@ def calibrate_(
         "view": str(setting.adversary), "final_models": setting.and_final_models,
         "secure_sum": setting.secure_sum or found.account.system.algorithm.secure_sum,
         "rounds": setting.rounds, "epsilon": epsilon, "delta": setting.delta,
-        "headline": None if found.account.headline is None else found.account.headline.document(setting.delta),
-        "covers": None if found.account.headline is None else found.account.coverage.document(),
+        "headline": found.account.headline.document(setting.delta),
+        "covers": found.account.coverage.document(),
         "nodes": nodes, "sampled": None if chance is None else chance.figure.document(),
     }  # fmt: skip
     settings = ("algorithm", "graph", "view", "secure_sum", "convex", "adjacency", "participation", "rounds", "epsilon")

@@ -250,8 +250,8 @@ def _spent_text(folder: Path) -> Callable[[int], str]:
 
     def text(rounds: int) -> str:
         spent, headline = privacy().epsilon_after(rounds), privacy().headline
-        if spent is None or headline is None:
-            return "epsilon: none is proven"
+        if spent is None:
+            return "epsilon inf: nothing is proven"
         if not privacy().over_rounds:
             return f"epsilon {round_up(headline.epsilon)} at the end"
         return f"epsilon {round_up(spent)} of {round_up(headline.epsilon)}"
@@ -407,14 +407,14 @@ def _is_sampled(run: "RunDocuments") -> bool:
     return unasked and len(run.privacy.node_views) < len(victims)
 
 
-def _limits(headline: "PrivacyFigure | None", settings: "Experiment") -> dict[str, str]:
+def _limits(headline: "PrivacyFigure", settings: "Experiment") -> dict[str, str]:
     """Whom a target was set for, what the figure leaves out, who may know the noise: where that is not the usual."""
     from sottovoce.privacy.assumptions import FINAL_MODELS, AssumptionKind
 
     found = {}
     if settings.privacy.epsilon is not None and settings.privacy.view != "everyone":
         found["target"] = f"epsilon {settings.privacy.epsilon:g} against {settings.privacy.view}"
-    if headline is not None:
+    if not headline.proves_nothing:
         rounding = "rounding of floating-point numbers"
         covered = {FINAL_MODELS: headline.covers_final_models, rounding: headline.covers_rounding}
         if not all(covered.values()):
@@ -435,9 +435,9 @@ def _between(last: "Document") -> str:
     return f", {size_text(last['wire_bytes'])} between processes" if "wire_bytes" in last else ""
 
 
-def _epsilon(headline: "PrivacyFigure | None", adjacency: str, delta: float) -> str:
-    if headline is None:
-        return "none is proven: see privacy.json"
+def _epsilon(headline: "PrivacyFigure", adjacency: str, delta: float) -> str:
+    if headline.proves_nothing:
+        return "inf: nothing is proven, see privacy.json"
     what = "a node's data" if adjacency == "user" else "one record"
     change = "replaced" if headline.change == "replace" else "made to count as nothing"
     epsilon = round_up(headline.epsilon)

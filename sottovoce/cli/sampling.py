@@ -32,13 +32,12 @@ def sampled_figure_of(setting: Setting, system: "LinearSystem") -> "tuple[Privac
         return None, [str(refusal)]
 
 
-def counts_on_chance(sampled: "PrivacyFigure | None", best: "Guarantee | None", delta: float) -> bool:
+def counts_on_chance(sampled: "PrivacyFigure | None", best: "Guarantee", delta: float) -> bool:
     """Whether the figure that counts on chance is the one to report."""
     from sottovoce.privacy.guarantee import PrivacyFigure
     from sottovoce.privacy.sampled_batches import better_figure
 
-    plain = None if best is None else PrivacyFigure.of(best, delta)
-    return sampled is not None and better_figure(sampled, plain) is sampled
+    return sampled is not None and better_figure(sampled, PrivacyFigure.of(best, delta)) is sampled
 
 
 def calibrated_by_chance(

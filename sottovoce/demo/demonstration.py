@@ -153,9 +153,7 @@ def _invert(folder: Path) -> Document:
     return store_attack([folder], "inversion", {**result.document(), "pictures": stored_pictures(result)})
 
 
-def _guarantee_document(headline: PrivacyFigure | None) -> Document | None:
-    if headline is None:
-        return None
+def _guarantee_document(headline: PrivacyFigure) -> Document:
     return {
         "view": str(headline.view), "victim": headline.victim, "kind": headline.kind,
         "epsilon": to_json(headline.epsilon),

@@ -152,7 +152,6 @@ def _entry(
         unsampled, chance = _scaled(question, build, net), None
         paired = one.spec.shared_noise(secrets * unsampled.sigma)
     sigma, found = unsampled
-    assert found.headline is not None
     ready = as_run(build(sigma), net) if chance is None else with_sigma(built, chance.sigma)
     system = found.system if chance is None else chance.system
     average, node, why = _predicted(question, ready, system)

@@ -41,14 +41,14 @@ class Account:
 
     The headline is, for the victim that is worst off, the best figure of a kind that is proven for what runs. Its own
     view is the one that was asked for, or one that the headline has to cover and that learns more; `coverage` says whom
-    it covers. `kinds` were asked for; `refusals` says which of them do not apply, and why. `absorption_policy` is the
-    policy behind `convex-training`, if there is any.
+    it covers. Where nothing is proven it is infinite, and assumes why. `kinds` were asked for; `refusals` says which of
+    them do not apply, and why. `absorption_policy` is the policy behind `convex-training`, if there is any.
     """
 
     system: LinearSystem
     view: View
     guarantees: tuple[Guarantee, ...]
-    headline: Guarantee | None
+    headline: Guarantee
     refusals: tuple[str, ...]
     kinds: tuple[Kind, ...]
     coverage: Coverage
@@ -56,34 +56,28 @@ class Account:
 
     def __repr__(self) -> str:
         best = self.headline
-        figure = (
-            "nothing proven" if best is None else f"{best.kind}, epsilon {round_up(best.epsilon(DELTA))} at {DELTA:g}"
-        )
+        figure = f"{best.kind}, epsilon {round_up(best.epsilon(DELTA))} at {DELTA:g}"
+        figure = "nothing proven" if best.proves_nothing else figure
         return f"Account({self.system.algorithm.name} on {self.system.topology.name}, {self.view}: {figure})"
 
     def _repr_html_(self) -> str:
         """For notebooks: guarantees by kind and distance."""
         return html_table(self.table(DELTA), f"{self!r}; holds {self.coverage}")
 
-    def _best(self) -> Guarantee:
-        if self.headline is None:
-            raise Unaccountable(". ".join(self.refusals) or "no kind of guarantee is proven here")
-        return self.headline
-
     @property
     def mu(self) -> float:
         """mu of the headline."""
-        return self._best().mu
+        return self.headline.mu
 
     @property
     def kind(self) -> Kind:
         """Kind of the headline."""
-        return self._best().kind
+        return self.headline.kind
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
         """What the headline assumes."""
-        return self._best().assumptions
+        return self.headline.assumptions
 
     @property
     def headline_of_another(self) -> Guarantee | None:
@@ -93,7 +87,7 @@ class Account:
         guarantees themselves are about those that learn most.
         """
         best = self.headline
-        asked = best is None or best.view == self.view or self.view.kind is ViewKind.ANY_COALITION
+        asked = best.proves_nothing or best.view == self.view or self.view.kind is ViewKind.ANY_COALITION
         return None if asked else best
 
     def table(self, delta: float) -> list[list[str]]:
@@ -102,11 +96,11 @@ class Account:
 
     def epsilon(self, delta: float) -> float:
         """Epsilon of the headline."""
-        return self._best().epsilon(delta)
+        return self.headline.epsilon(delta)
 
     def rdp(self, alpha: float) -> float:
         """Renyi divergence of the headline."""
-        return self._best().rdp(alpha)
+        return self.headline.rdp(alpha)
 
     def of(self, victim: int, kind: str | None = None) -> Guarantee:
         """The guarantee of one victim: of the given kind, or the best that is proven."""
@@ -122,7 +116,7 @@ class Account:
 
     @property
     def _convex(self) -> bool:
-        return self.headline is not None and self.headline.kind is Kind.CONVEX_TRAINING
+        return self.headline.kind is Kind.CONVEX_TRAINING
 
     def with_noise_times(self, factor: float, system: LinearSystem) -> Account:
         """The account of the same system with all of its noise so many times as large: every mu is as much smaller.
@@ -135,8 +129,9 @@ class Account:
             assumed = tuple(at_other_noise(one, system) for one in guarantee.assumptions)
             return replace(guarantee, mu=guarantee.mu * smaller, assumptions=assumed)
 
-        headline = None if self.headline is None else scaled(self.headline)
-        return replace(self, system=system, guarantees=tuple(map(scaled, self.guarantees)), headline=headline)
+        return replace(
+            self, system=system, guarantees=tuple(map(scaled, self.guarantees)), headline=scaled(self.headline)
+        )
 
     def document(self, delta: float) -> dict[str, JSON]:
         """As JSON, in the form of the command line's contract."""
@@ -144,8 +139,8 @@ class Account:
 
     @property
     def _figures(self) -> tuple[Guarantee, ...]:
-        """All guarantees, and then the headline, if there is one."""
-        return self.guarantees if self.headline is None else (*self.guarantees, self.headline)
+        """All guarantees, and then the headline."""
+        return (*self.guarantees, self.headline)
 
     def _document_with(self, figures: Sequence[dict[str, JSON]], delta: float) -> dict[str, JSON]:
         """As JSON, from the documents of its figures at this delta."""
@@ -159,8 +154,8 @@ class Account:
             "rounds": self.system.rounds,
             "delta": delta,
             "guarantees": list(figures[: len(self.guarantees)]),
-            "headline": None if self.headline is None else figures[-1],
-            "covers": None if self.headline is None else self.coverage.document(),
+            "headline": figures[-1],
+            "covers": self.coverage.document(),
             "refusals": list(self.refusals),
             "absorption_policy": None if self.absorption_policy is None else self.absorption_policy.value,
         }
@@ -213,7 +208,7 @@ def account(
     wanted = tuple(parse_kind(kind) for kind in kinds)
     terms = Terms(parse_adjacency(adjacency), parse_participation(participation), convex, lipschitz, optimised)
     found = _account_for(system, view, terms, wanted, victims)
-    if not covering or found.headline is None:
+    if not covering or found.headline.proves_nothing:
         return found
     every = covering_views(view, system)
     others = [_headline_account(found, other, terms, victims) for other in every if other != view]
@@ -257,8 +252,9 @@ def _account_for(
             refusals[kind] = f"{kind}: {refusal}"
     order = list(Kind)
     found.sort(key=lambda guarantee: (guarantee.victim, order.index(guarantee.kind)))
-    headline = _headline(found, system.algorithm.averaging, terms.convex)
     refused = tuple(refusals[kind] for kind in kinds if kind in refusals)
+    proven = _headline(found, system.algorithm.averaging, terms.convex)
+    headline = proven or Guarantee.nothing_proven(view, refused)
     return Account(system, view, tuple(found), headline, refused, tuple(kinds), coverage([view], system), work.policy)
 
 
@@ -302,13 +298,13 @@ def _headline_account(found: Account, view: View, terms: Terms, victims: Sequenc
 
 
 def _with_worst_headline(found: Account, others: Sequence[Account | None]) -> Account:
-    """The account with the headline of the adversary that learns most; without one where nothing is proven for some."""
+    """The account with the headline of the adversary that learns most: of one for which nothing is proven, if any."""
     accounts = [found, *(other for other in others if other is not None)]
     for other in accounts:
-        if other.headline is None:
+        if other.headline.proves_nothing:
             more = [refusal for refusal in other.refusals if refusal not in found.refusals]
             refusals = (*found.refusals, *(f"{other.view}: {refusal}" for refusal in more))
-            return replace(found, headline=None, refusals=refusals)
+            return replace(found, headline=other.headline, refusals=refusals)
     worst = max(accounts, key=lambda one: one.mu)
     return replace(found, headline=worst.headline)
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, TypedDict, TypeGuard
+from typing import NamedTuple, NotRequired, TypeAlias, TypedDict, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +61,7 @@ def all_pairs(
 
     Row a, column u is what a learns about u; 0 where they are the same.
     `begin` is called with those attackers that are not in the store, before anything is computed or written. To
-    `bounds` are added the attackers whose rows are bounds, or were stored, which does not say what they are.
+    `bounds` are added the attackers whose rows are bounds; stored rows that do not say are among them.
     """
     n = system.n
     scheme.check(sum(bool(step.gradients) for step in system.steps))
@@ -70,7 +70,7 @@ def all_pairs(
     title = _title(system, scheme, secure_sum)
     lines = [] if store is None else _stored(store, title, n)
     done, bounds = {line.attacker: line.mu for line in lines}, set() if bounds is None else bounds
-    bounds |= done.keys() & set(who)
+    bounds |= {line.attacker for line in lines if line.is_bound} & set(who)
     left = [place for place in range(len(who)) if who[place] not in done]
     if begin is not None:
         begin([who[place] for place in left])
@@ -99,7 +99,7 @@ def all_pairs(
         with signals_wait(lambda: None):  # no line is cut short, and what is stored is told
             out[place], kept = found, kept + 1
             if store is not None:
-                _append(store, _signed_row(title, who[place], found))
+                _append(store, _signed_row(title, who[place], found, is_bound=who[place] in bounds))
             if progress is not None:
                 progress(kept, len(who))
 
@@ -149,6 +149,7 @@ class _Row(TypedDict):
     """A line of a store: what one attacker learns of each node."""
 
     attacker: int
+    figure: NotRequired[str]
     mu: list[float | str]
     signature: str
 
@@ -178,11 +179,12 @@ def _title(system: LinearSystem, scheme: Participation, secure_sum: bool) -> dic
 
 
 class _StoredRow(NamedTuple):
-    """A row that is there already, and its line."""
+    """A row that is there already, its line, and whether it may be a bound."""
 
     attacker: int
     mu: NDArray[np.float64]
     line: str
+    is_bound: bool
 
 
 def _stored(store: Path, title: dict[str, JSON], n: int) -> list[_StoredRow]:
@@ -194,7 +196,8 @@ def _stored(store: Path, title: dict[str, JSON], n: int) -> list[_StoredRow]:
         for line in lines:
             row = _read(line)
             if _is_row(row, n) and is_signed(_content(title, row), row["signature"]):
-                found.append(_StoredRow(row["attacker"], np.array([from_json(mu) for mu in row["mu"]]), line))
+                values = np.array([from_json(mu) for mu in row["mu"]])
+                found.append(_StoredRow(row["attacker"], values, line, row.get("figure") != Figure.EXACT))
     return found
 
 
@@ -241,14 +244,20 @@ def _is_row(row: object, n: int) -> TypeGuard[_Row]:
     return isinstance(values, list) and len(values) == n and all(is_number(value) for value in values)
 
 
-def _signed_row(title: Mapping[str, JSON], attacker: int, found: NDArray[np.float64]) -> dict[str, JSON]:
-    row: dict[str, JSON] = {"attacker": attacker, "mu": [to_json(mu) for mu in found.tolist()]}
+def _signed_row(
+    title: Mapping[str, JSON], attacker: int, found: NDArray[np.float64], *, is_bound: bool
+) -> dict[str, JSON]:
+    figure = Figure.BOUND if is_bound else Figure.EXACT
+    row: dict[str, JSON] = {
+        "attacker": attacker, "figure": figure.value, "mu": [to_json(mu) for mu in found.tolist()]
+    }  # fmt: skip
     return row | {"signature": sign(_content(title, row))}
 
 
 def _content(title: Mapping[str, JSON], row: Mapping[str, object]) -> bytes:
     """What is signed: a row, and what it belongs to."""
-    return f"all pairs {json.dumps([title, row['attacker'], row['mu']])}".encode()
+    figure = [row["figure"]] if "figure" in row else []
+    return f"all pairs {json.dumps([title, row['attacker'], row['mu'], *figure])}".encode()
 
 
 def _read(line: str) -> object:

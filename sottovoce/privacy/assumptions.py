@@ -78,6 +78,7 @@ class AssumptionKind(Enum):
     SECRET_NOISE = "secret noise: drawn from the operating system's random bytes, and erased after use"
     PUBLIC_STATISTICS = "assumed to be public, so not covered: {statistics}"
     BELOW_EXACT_LOSS = "BELOW the exact loss{by}: not a bound"
+    NOTHING_PROVEN = "nothing is proven, so that nothing limits the loss: {reason}"
     PAPER = "{source}"
 
     def __repr__(self) -> str:

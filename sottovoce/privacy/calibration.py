@@ -18,6 +18,7 @@ from sottovoce.privacy.account_settings import AccountSettings
 from sottovoce.privacy.accountant import Account, account
 from sottovoce.privacy.bisection import Answer, Search, least_noise
 from sottovoce.privacy.gaussian_dp import mu_of
+from sottovoce.privacy.guarantee import NO_KIND
 from sottovoce.privacy.views import View, ViewKind, parse_view
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.noise_scaling import common_factor
@@ -140,7 +141,7 @@ def least_sigma_against(at: Callable[[float, View], Account], view: View, noise:
     if view.kind is not ViewKind.ANY_COALITION:
         return least_sigma(lambda sigma: at(sigma, view), noise, target)
     whole, worst = at(1.0, view), list[View]()
-    while whole.headline is not None and whole.mu > 0 and whole.headline.view not in worst:
+    while not whole.headline.proves_nothing and whole.mu > 0 and whole.headline.view not in worst:
         worst.append(whole.headline.view)
         sigma = least_sigma(partial(_worst_account, at, tuple(worst)), noise, target).sigma
         whole = at(sigma, view)
@@ -151,7 +152,7 @@ def least_sigma_against(at: Callable[[float, View], Account], view: View, noise:
 
 def _worst_account(at: Callable[[float, View], Account], views: tuple[View, ...], sigma: float) -> Account:
     accounts = [at(sigma, view) for view in views]
-    unproven = next((found for found in accounts if found.headline is None), None)
+    unproven = next((found for found in accounts if found.headline.proves_nothing), None)
     return unproven if unproven is not None else max(accounts, key=lambda found: found.mu)
 
 
@@ -160,6 +161,8 @@ def least_sigma(at: Callable[[float], Account], noise: Noise, target: Target) ->
     part of the noise does not scale with sigma.
     """
     reference = at(1.0)
+    if reference.headline.proves_nothing:
+        require_protection(reference)
     if reference.mu == 0:
         raise Unaccountable(
             f"nothing that {reference.view} observes depends on anybody's data, so no noise is needed against it, but "
@@ -172,6 +175,8 @@ def least_sigma(at: Callable[[float], Account], noise: Noise, target: Target) ->
 
 def require_protection(found: Account) -> None:
     """Refuse where no figure is proven, or where no size of noise makes it finite."""
+    if found.headline.proves_nothing:
+        raise Unaccountable(". ".join(found.refusals) or NO_KIND)
     if math.isinf(found.mu):
         raise Unaccountable(f"no sigma protects everybody from {found.view}: some signal is not covered by noise")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
@@ -47,6 +48,10 @@ def weakest(figures: Iterable[Figure]) -> Figure:
     return next(one for one in (Figure.BOUND, Figure.EXACT, Figure.CLOSED_FORM) if one in found)
 
 
+NO_KIND = "no kind of guarantee that was asked for is proven for what runs"
+"""Why nothing is proven, where nothing was refused."""
+
+
 def parse_kind(spec: str) -> Kind:
     """A kind from its name."""
     try:
@@ -87,6 +92,19 @@ class Guarantee:
     final_models: FinalModels
     figure: Figure
 
+    @classmethod
+    def nothing_proven(cls, view: View, reasons: Sequence[str]) -> Guarantee:
+        """The figure where no kind of proof applies: infinite, which holds of anything."""
+        return cls(
+            None, None, Kind.ANY_TRAINING, math.inf, TrainingProof.PROVEN, _no_proof(reasons), view, view.final_models,
+            Figure.BOUND,
+        )  # fmt: skip
+
+    @property
+    def proves_nothing(self) -> bool:
+        """Whether it is infinite because no kind of proof applies."""
+        return _prove_nothing(self.assumptions)
+
     @property
     def observed(self) -> bool:
         """Whether anything of the victim is observed; if not, the figure is 0 whatever the noise."""
@@ -117,6 +135,14 @@ class Guarantee:
             "final_models": self.final_models.value,
             "assumptions": [assumption.sentence for assumption in self.assumptions],
         }
+
+
+def _no_proof(reasons: Sequence[str]) -> tuple[Assumption, ...]:
+    return tuple(AssumptionKind.NOTHING_PROVEN.of(reason=reason) for reason in reasons or [NO_KIND])
+
+
+def _prove_nothing(assumptions: Sequence[Assumption]) -> bool:
+    return any(assumption.kind is AssumptionKind.NOTHING_PROVEN for assumption in assumptions)
 
 
 def guarantee_documents(guarantees: Sequence[Guarantee], delta: float) -> list[dict[str, JSON]]:
@@ -160,6 +186,16 @@ class PrivacyFigure:
             proven_for_training=guarantee.proven_for_training,
             assumptions=guarantee.assumptions, final_models=guarantee.final_models, figure=guarantee.figure,
         )  # fmt: skip
+
+    @classmethod
+    def nothing_proven(cls, view: View, reasons: Sequence[str]) -> PrivacyFigure:
+        """The figure where no kind of proof applies: infinite, which holds of anything."""
+        return cls.of(Guarantee.nothing_proven(view, reasons), 0.5)
+
+    @property
+    def proves_nothing(self) -> bool:
+        """Whether it is infinite because no kind of proof applies."""
+        return _prove_nothing(self.assumptions)
 
     @property
     def covers_final_models(self) -> bool:

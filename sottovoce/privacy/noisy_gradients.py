@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
+from scipy.sparse import csgraph
 
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.class_correlation import groups_of
@@ -24,6 +25,9 @@ from sottovoce.support.memo import once_for_each
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, stack_equal_steps
 
 Array = NDArray[np.float64]
+
+ROUNDING = 1e-12
+"""Share of the terms of a sum below which what is left of noise is rounding, and protects nobody."""
 
 
 def loss_given_noisy_gradients(
@@ -90,11 +94,27 @@ def _precision(system: LinearSystem, step: StepMatrices, view: View) -> Array:
     out = np.zeros(system.n)
     if np.bincount(spread.indices[there]).max(initial=0) > 1:
         hidden = sparse.csr_array(spread.tocsc()[:, np.flatnonzero(unknown[: spread.shape[1]])])
-        out[honest] = _joint_precision(hidden[np.flatnonzero(honest)])
+        hidden, shares = hidden[np.flatnonzero(honest)], relative(system.algorithm.sensitivity)
+        added = hidden if shares is None else sparse.csr_array(sparse.diags_array(np.array(shares)[honest]) @ hidden)
+        protected, found = ~_cancels(added), np.full(hidden.shape[0], np.inf)
+        found[protected] = _joint_precision(hidden[np.flatnonzero(protected)])
+        out[honest] = found
         return out
     with np.errstate(divide="ignore"):
         out[honest] = 1.0 / np.bincount(node[there], spread.data[there] ** 2, minlength=system.n)[honest]
     return out
+
+
+def _cancels(added: sparse.csr_array) -> NDArray[np.bool_]:
+    """For which nodes all noise is shared with others, and adds to nothing over all that share any.
+
+    Then the sum over these nodes holds no noise. Rounding would leave a covariance that looks as if it could be
+    inverted.
+    """
+    count, label = csgraph.connected_components(abs(added) @ abs(added).T)
+    members = sparse.csr_array((np.ones(len(label)), (label, np.arange(len(label)))), shape=(count, len(label)))
+    left = abs(members @ added) - ROUNDING * (members @ abs(added))
+    return ~np.asarray(left.max(axis=1).toarray().ravel() > 0)[label]
 
 
 def _joint_precision(spread: sparse.csr_array) -> Array:

@@ -95,10 +95,10 @@ def _epsilon(how: Sampling, noise: float, rounds: int, delta: float, *, or_unsam
     return min(found, unsampled) if or_unsampled else found
 
 
-def better_figure(sampled: PrivacyFigure | None, unsampled: PrivacyFigure | None) -> PrivacyFigure | None:
+def better_figure(sampled: PrivacyFigure | None, unsampled: PrivacyFigure) -> PrivacyFigure:
     """The one with less epsilon. Where chance is worth nothing, the one without: its loss is Gaussian."""
-    if sampled is None or unsampled is None:
-        return unsampled if sampled is None else sampled
+    if sampled is None:
+        return unsampled
     return sampled if sampled.epsilon < unsampled.epsilon * (1 - ROUNDING) else unsampled
 
 

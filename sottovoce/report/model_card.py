@@ -69,10 +69,11 @@ def _privacy(found: FinalModel) -> list[str]:
     left_out = "\n".join(f"- {sentence}" for sentence in not_covered(privacy, of_member="member" in found.run.result))
     if not found.is_covered:
         stated = (
-            [] if privacy.headline is None else ["What the run promises without it:", headline_sentence(privacy, names)]
+            []
+            if privacy.headline.proves_nothing
+            else ["What the run promises without it:", headline_sentence(privacy, names)]
         )
         return [UNCOVERED, *stated, "Not covered in any case:", left_out]
-    assert privacy.headline is not None
     return [
         headline_sentence(privacy, names),
         f"{privacy.headline.final_models.sentence}: the figure counts this model as handed on.",

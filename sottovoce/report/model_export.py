@@ -84,7 +84,7 @@ def export_model(
             place, _state_dict(found), _description(found), model_card(found), private=not found.is_covered
         )
     headline = found.run.privacy.headline
-    epsilon = headline.epsilon if headline is not None and found.is_covered else None
+    epsilon = headline.epsilon if found.is_covered else None
     return Export(place, found.node, len(found.parameters), found.is_covered, epsilon)
 
 
@@ -108,7 +108,7 @@ def _description(found: FinalModel) -> Document:
         "classes": list(task.dataset.classes),
         "columns": columns if isinstance(columns, dict) else None,
         "privacy": {
-            "covered": found.is_covered, "headline": None if headline is None else headline.document(),
+            "covered": found.is_covered, "headline": headline.document(),
             "delta": privacy.delta, "adjacency": privacy.adjacency,
         },
     }  # fmt: skip

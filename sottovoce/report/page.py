@@ -155,7 +155,7 @@ def _without_noise(run: RunDocuments, runs: Sequence[RunDocuments]) -> RunDocume
         return {key: settings[key] for key in ("seed", "data", "model", "topology", "training")}
 
     def unprotected(one: RunDocuments) -> bool:
-        return one.privacy.headline is not None and math.isinf(one.privacy.headline.epsilon)
+        return math.isinf(one.privacy.headline.epsilon)
 
     same = (one for one in runs if one is not run and unprotected(one) and training(one) == training(run))
     return next(same, None)
@@ -181,7 +181,7 @@ def _average(runs: Sequence[RunDocuments], members: Sequence[int]) -> Document:
         **{key: _over(lines, metric, key) for key in ("average", "mean", "min", "max")},
         "spent": [_most_spent([one[at] for one in lines]) for at in range(len(shown))],
         "final": finite(float(np.mean([run.final_metric("average") for run in seeds]))),
-        "epsilon": None if None in headlines else rounded(max(one.epsilon for one in headlines if one is not None)),
+        "epsilon": rounded(max(one.epsilon for one in headlines)),
         "attack": None if strongest is None else asdict(strongest),
     }
 

@@ -120,15 +120,16 @@ def _on_data(run: RunDocuments) -> str:
 def _learnable(privacy: PrivacyDocument, who: Parties) -> list[str]:
     """Who could learn what, with a number and what it compares with; the first two sentences are the answer."""
     headline = privacy.headline
-    if headline is None:
+    if headline.proves_nothing:
         return [
-            "Nothing is proven for this run: assume that whoever reads the messages could learn everything.",
+            "Epsilon is infinite, for nothing is proven for this run: assume that whoever reads the messages could "
+            "learn everything.",
         ]
     whole = f"all data of one {who.noun}" if privacy.adjacency == "user" else "one record"
     if math.isinf(headline.epsilon):
         return [
-            f"Whoever reads the messages could learn {whole} exactly: nothing in this run protects it. Records "
-            "themselves were not sent, but models are enough to learn about them."
+            f"Epsilon is infinite: whoever reads the messages could learn {whole} exactly, nothing protects it. "
+            "Records themselves were not sent, but models are enough to learn about them."
         ]
     right = percent(headline.guessing_accuracy(privacy.delta))
     left_out = headline.change == "zero-out"
@@ -172,7 +173,7 @@ def _adversary(headline: PrivacyFigure, privacy: PrivacyDocument, who: Parties) 
 
 def _together(privacy: PrivacyDocument, who: Parties) -> str:
     covers = privacy.covers
-    if privacy.headline is None or covers is None:
+    if privacy.headline.proves_nothing or covers is None:
         return "Nothing is proven, neither for one nor for several."
     if math.isinf(privacy.headline.epsilon):
         return "It makes no difference: one alone could learn everything."
@@ -206,7 +207,7 @@ def _uncovered(run: RunDocuments) -> list[str]:
 def _cost_of_noise(run: RunDocuments, who: Parties, without_noise: RunDocuments | None) -> list[str]:
     metric, own, found, member = run.metric, run.final_metric("average"), run.baselines, run.result.get("member")
     measured = _measured(run, who, own)
-    if run.privacy.headline is not None and math.isinf(run.privacy.headline.epsilon):
+    if math.isinf(run.privacy.headline.epsilon):
         return [measured, "Nothing protects this run, so protection cost nothing."]
     if found is not None and found["without_noise"] is None:
         alone = good(metric, found["alone"]["mean"])
@@ -321,7 +322,7 @@ def _of_others(privacy: PrivacyDocument) -> PrivacyFigure | None:
 
 def _by_victim(privacy: PrivacyDocument) -> dict[int, PrivacyFigure]:
     """For each node the least figure about it, of those that are proven against whom the headline is about."""
-    if privacy.headline is None or privacy.sampled is not None:
+    if privacy.headline.proves_nothing or privacy.sampled is not None:
         return {}
     found: dict[int, PrivacyFigure] = {}
     for view in privacy.views:

@@ -75,8 +75,8 @@ def run_summary(run: RunDocuments, *, pairs: bool = True, without_noise: RunDocu
         "member": run.result.get("member"),
         "plain": plain_words(run, names, n, without_noise),
         "labels": None if names is None else list(names),
-        "epsilon": None if privacy.headline is None else rounded(privacy.headline.epsilon),
-        "guess": None if privacy.headline is None else percent(privacy.headline.guessing_accuracy(privacy.delta)),
+        "epsilon": rounded(privacy.headline.epsilon),
+        "guess": percent(privacy.headline.guessing_accuracy(privacy.delta)),
         "facts": _facts(run, n, names),
         "verdict": headline_sentence(privacy, names),
         "promises": guarantee_table(privacy, names),
@@ -138,7 +138,7 @@ def _worst_of_kinds(guarantees: tuple[PrivacyFigure, ...]) -> list[PrivacyFigure
 def _named_nodes(run: RunDocuments) -> int:
     """So many nodes there are at least: one more than the largest number of a node that is named anywhere."""
     privacy = run.privacy
-    figures = [one for view in privacy.views for one in (*view.guarantees, view.headline) if one is not None]
+    figures = [one for view in privacy.views for one in (*view.guarantees, view.headline)]
     figures += [one for one in (privacy.headline, privacy.sampled) if one is not None]
     claimed = [claim for one in run.audit.get("audits", []) for claim in one["claims"]]
     views = {*(view.view for view in privacy.views), *(one.view for one in figures)}

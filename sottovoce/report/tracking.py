@@ -202,7 +202,7 @@ def _text(value: object) -> str:
 
 
 def _headline(privacy: PrivacyDocument) -> str:
-    return "none is proven" if privacy.headline is None else json.dumps(privacy.headline.document())
+    return json.dumps(privacy.headline.document())
 
 
 def _allowed(name: str) -> str:

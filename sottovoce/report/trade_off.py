@@ -33,7 +33,7 @@ class TradeOff:
     average_model: float | None
     mean_node: float | None
     worst_node: float | None
-    headline: PrivacyFigure | None
+    headline: PrivacyFigure
     attack: AttackSuccess | None
     bytes: int
 
@@ -44,10 +44,10 @@ class TradeOff:
             "run": self.run.name, "folder": str(self.run.folder), "seed": self.run.experiment.seed,
             "algorithm": privacy.algorithm, "topology": privacy.topology, "rounds": privacy.rounds,
             "metric": self.run.metric, "average_model": self.average_model, "mean_node": self.mean_node,
-            "worst_node": self.worst_node, "epsilon": None if headline is None else to_json(headline.epsilon),
-            "delta": privacy.delta, "kind": None if headline is None else headline.kind,
-            "adversary": None if headline is None else str(headline.view), "adjacency": privacy.adjacency,
-            "change": None if headline is None else headline.change,
+            "worst_node": self.worst_node, "epsilon": to_json(headline.epsilon),
+            "delta": privacy.delta, "kind": headline.kind,
+            "adversary": str(headline.view), "adjacency": privacy.adjacency,
+            "change": headline.change,
             "attack": None if self.attack is None else asdict(self.attack), "bytes": self.bytes,
         }  # fmt: skip
 

@@ -145,15 +145,15 @@ def _sentence(words: str) -> str:
 def not_covered(privacy: PrivacyDocument, *, of_member: bool) -> list[str]:
     """What no figure of a run is about; of a simulation, or of a member of a federation."""
     found = [*NOT_COVERED, MEMBER_FOLDER if of_member else SIMULATION_FOLDER, *privacy.not_covered]
-    if privacy.headline is not None and not privacy.headline.covers_final_models:
+    if not (privacy.headline.proves_nothing or privacy.headline.covers_final_models):
         found.insert(0, _sentence(FINAL_MODELS))
     found += [_sentence(one.sentence) for one in _assumed(privacy, AssumptionKind.PUBLIC_STATISTICS)]
     found += [_sentence(one.sentence) for one in _assumed(privacy, AssumptionKind.REPRODUCIBLE_RUN)]
-    if privacy.headline is not None and not privacy.headline.covers_rounding:
+    if not (privacy.headline.proves_nothing or privacy.headline.covers_rounding):
         found.insert(0, ROUNDING)
     elif any(not one.covers_rounding for view in privacy.node_views.values() for one in view.guarantees):
         found.append(ROUNDING_OF_SOME)
-    protects_records = privacy.headline is not None and math.isfinite(privacy.headline.epsilon)
+    protects_records = math.isfinite(privacy.headline.epsilon)
     if privacy.adjacency == "record" and protects_records:
         found.insert(0, SEVERAL_RECORDS)
     if privacy.node_views:
@@ -165,16 +165,16 @@ def not_covered(privacy: PrivacyDocument, *, of_member: bool) -> list[str]:
 
 def _assumed(privacy: PrivacyDocument, kind: AssumptionKind) -> list[Assumption]:
     """What the headline assumes of a kind."""
-    assumptions = () if privacy.headline is None else privacy.headline.assumptions
-    return [one for one in assumptions if one.kind is kind]
+    return [one for one in privacy.headline.assumptions if one.kind is kind]
 
 
 def headline_sentence(privacy: PrivacyDocument, names: Sequence[str] | None = None) -> str:
     """The headline guarantee of a run as a sentence, or why there is none."""
     headline = privacy.headline
-    if headline is None:
+    if headline.proves_nothing:
         reasons = privacy.refusals or [line for view in privacy.views[:1] for line in view.refusals]
-        return f"Nothing is proven for this run: {'; '.join(reasons) or 'no kind of proof applies'}."
+        why = "; ".join(reasons) or "no kind of proof applies"
+        return f"Epsilon is infinite: nothing is proven for this run. {_sentence(why)}"
     about = protects(privacy.adjacency, headline.change)
     if math.isinf(headline.epsilon):
         who = adversary(headline.view, names)

@@ -141,7 +141,7 @@ class _Run:
     @property
     def headline(self) -> tuple[PrivacyFigure, Loss]:
         """The figure against everyone, and what it is made of."""
-        if self.privacy.headline is None or self.privacy.loss is None:
+        if self.privacy.headline.proves_nothing or self.privacy.loss is None:
             raise Unaccountable(
                 f"{self.folder}: nothing is proven for this run, so nothing is proven for all of them together"
             )
@@ -150,7 +150,7 @@ class _Run:
     def against(self, view: View) -> tuple[PrivacyFigure, Loss] | None:
         """The figure against another view; None where there is none."""
         found = next((one.headline for one in self.privacy.views if one.view == view), None)
-        return None if found is None or found.mu is None else (found, GaussianLoss(found.mu))
+        return None if found is None or found.mu is None or found.proves_nothing else (found, GaussianLoss(found.mu))
 
     @property
     def nodes(self) -> tuple[object, ...]:

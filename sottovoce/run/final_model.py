@@ -38,7 +38,7 @@ class FinalModel:
     def is_covered(self) -> bool:
         """Whether the headline of the run still holds if this model is published."""
         headline = self.run.privacy.headline
-        if headline is None or math.isinf(headline.epsilon):
+        if math.isinf(headline.epsilon):
             return False
         enough = (FinalModels.ALL,) if self.node is not None else (FinalModels.ALL, FinalModels.AVERAGE)
         return headline.final_models in enough
@@ -102,7 +102,7 @@ def _member_model(files: RunFiles, training_run: TrainingRun, member: str, node:
 def _why_uncovered(found: FinalModel) -> str:
     whose = "the average model" if found.node is None else f"the model of {found.node}"
     headline = found.run.privacy.headline
-    if headline is None or math.isinf(headline.epsilon):
+    if math.isinf(headline.epsilon):
         return f"no privacy figure is proven for this run, so none covers {whose}; add --uncovered to export it anyway"
     wanted = "average" if found.node is None else "all"
     return (

@@ -15,7 +15,7 @@ from sottovoce.privacy.composition import Loss, read_loss
 from sottovoce.privacy.covering_views import Coverage
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.not_covered import NotCovered
-from sottovoce.privacy.views import View, read_view
+from sottovoce.privacy.views import View, everyone, read_view
 from sottovoce.support.config import Document
 from sottovoce.support.json_numbers import JSON, from_json
 
@@ -25,7 +25,7 @@ class StoredView:
     """All guarantees against one view, the one that is reported first, and why other kinds do not apply."""
 
     view: View
-    headline: PrivacyFigure | None
+    headline: PrivacyFigure
     guarantees: tuple[PrivacyFigure, ...]
     refusals: tuple[str, ...]
 
@@ -38,7 +38,7 @@ class StoredView:
             raise _unknown(f"a guarantee against {view} about no node")
         return cls(
             view=view,
-            headline=None if headline is None else PrivacyFigure.read(headline),
+            headline=_headline(headline, view, document["refusals"]),
             guarantees=guarantees,
             refusals=tuple(document["refusals"]),
         )
@@ -85,6 +85,11 @@ def _not_covered(sentence: str) -> NotCovered:
         raise _unknown("an entry in not_covered that no run writes") from None
 
 
+def _headline(stated: Document | None, view: View, refusals: Sequence[str]) -> PrivacyFigure:
+    """What is stated; runs of earlier versions state nothing where nothing is proven."""
+    return PrivacyFigure.nothing_proven(view, refusals) if stated is None else PrivacyFigure.read(stated)
+
+
 def _unknown(what: str) -> InputError:
     return InputError(f"privacy.json has {what}", "it is written by sotto run", "restore it, or run again")
 
@@ -108,7 +113,7 @@ class PrivacyDocument:
     adjacency: str
     participation: str
     delta: float
-    headline: PrivacyFigure | None
+    headline: PrivacyFigure
     covers: Coverage | None
     final_models: FinalModels
     sampled: PrivacyFigure | None
@@ -128,16 +133,13 @@ class PrivacyDocument:
             "algorithm", "topology", "rounds", "sigma", "clipping", "adjacency", "participation", "delta", "convexity",
             "grid_step", "attackers",
         )  # fmt: skip
-        headline, sampled = (
-            None if document[key] is None else PrivacyFigure.read(document[key]) for key in ("headline", "sampled")
-        )
         return cls(
             **{key: document[key] for key in plain},
             sensitivity=_alike_or_each(document["sensitivity"]),
-            headline=headline,
+            headline=_headline(document["headline"], everyone(), document["refusals"]),
             covers=None if document["covers"] is None else Coverage.read(document["covers"]),
             final_models=FinalModels(document["and_final_models"]),
-            sampled=sampled,
+            sampled=None if document["sampled"] is None else PrivacyFigure.read(document["sampled"]),
             not_covered=tuple(map(_not_covered, document["not_covered"])),
             refusals=tuple(document["refusals"]),
             loss=None if document["loss"] is None else read_loss(document["loss"]),
@@ -155,7 +157,7 @@ class PrivacyDocument:
 
         It is that of the planned end where no other is known; None where nothing is proven.
         """
-        if self.headline is None:
+        if self.headline.proves_nothing:
             return None
         if rounds == 0:
             return 0.0

@@ -75,15 +75,16 @@ class PrivacyReport:
     every: int = 10
 
     @cached_property
-    def headline(self) -> PrivacyFigure | None:
+    def headline(self) -> PrivacyFigure:
         """The least epsilon that is proven for the everyone view, with its kind, and the change that it is about.
 
         Data is replaced by other data; with Poisson batches it may be one record that is made to count as nothing, a
         change half as large. `change` says which. Where neighbours share secrets (DECOR), the headline is the worst of
-        all views, among which are those that it must hold for (`covering_views`).
+        all views, among which are those that it must hold for (`covering_views`). Where nothing is proven it is
+        infinite, and assumes why.
         """
         best = self._proven()
-        return None if best is None else replace(best, assumptions=(*best.assumptions, *self._assumptions()))
+        return replace(best, assumptions=(*best.assumptions, *self._assumptions()))
 
     def _assumptions(self) -> Iterator[Assumption]:
         """What is assumed about this run, whatever the proof."""
@@ -95,19 +96,18 @@ class PrivacyReport:
         if self._run.task.public_statistics:
             yield AssumptionKind.PUBLIC_STATISTICS.of(statistics="; ".join(self._run.task.public_statistics))
 
-    def _proven(self) -> PrivacyFigure | None:
+    def _proven(self) -> PrivacyFigure:
         if not self.accounts:
-            return self.sampled
+            return self.sampled or PrivacyFigure.nothing_proven(views.everyone(), self.refusals)
         if insiders_know_more(self.accountant.system):
-            if any(found.headline is None for found in self._counted):
-                return None
-            return _headline(max(self._counted, key=lambda found: found.mu), self.delta)
-        return better_figure(self.sampled, _headline(self.accounts[0], self.delta))
+            worst = max(self._counted, key=lambda found: (found.headline.proves_nothing, found.mu))
+            return PrivacyFigure.of(worst.headline, self.delta)
+        return better_figure(self.sampled, PrivacyFigure.of(self.accounts[0].headline, self.delta))
 
     @property
     def coverage(self) -> Coverage | None:
-        """Whom the headline covers; None where there is none."""
-        if self.headline is None:
+        """Whom the headline covers; None where nothing is proven."""
+        if self.headline.proves_nothing:
             return None
         held = self._counted if insiders_know_more(self.accountant.system) else self._counted[:1]
         return coverage([found.view for found in held] or [self.headline.view], self.accountant.system)
@@ -124,7 +124,7 @@ class PrivacyReport:
     @property
     def epsilon(self) -> float:
         """Epsilon of the headline; infinite where nothing is proven."""
-        return math.inf if self.headline is None else self.headline.epsilon
+        return self.headline.epsilon
 
     def over_rounds(self) -> list[dict[str, JSON]]:
         """The headline, as it would be if the run had ended earlier; empty where none is proven, or it takes long.
@@ -134,8 +134,8 @@ class PrivacyReport:
         have been the worst before, so all of them are asked.
         """
         last, total = self.headline, self._run.rounds
-        most = 0 if last is None else self._most_stages(last)
-        if last is None or not most:
+        most = 0 if last.proves_nothing else self._most_stages(last)
+        if not most:
             return []
         earlier = _stages(total, self.every, most)[-2::-1]
         mus: list[float | None]
@@ -156,7 +156,7 @@ class PrivacyReport:
     def loss(self) -> Loss | None:
         """What the headline is made of, so that it can be composed with those of other runs."""
         last = self.headline
-        if last is None:
+        if last.proves_nothing:
             return None
         if last.mu is not None:
             return GaussianLoss(last.mu)
@@ -167,7 +167,7 @@ class PrivacyReport:
     def loss_after(self, rounds: int) -> Loss:
         """What the headline would be made of, by the same proof, if the run had so many rounds."""
         last, loss = self.headline, self.loss
-        if last is None or loss is None:
+        if loss is None:
             return StatedLoss(math.inf, self.delta)
         if isinstance(loss, GaussianLoss):
             return GaussianLoss(min(self._mu_after(rounds, last), loss.mu))
@@ -255,7 +255,7 @@ class PrivacyReport:
             "adjacency": run.adjacency.value,
             "participation": str(run.participation),
             "delta": self.delta,
-            "headline": None if self.headline is None else self.headline.document(),
+            "headline": self.headline.document(),
             "grid_step": released_step(run.algorithm, run.topology.at(0)),
             "not_covered": [one.value for one in NotCovered],
             "covers": None if self.coverage is None else self.coverage.document(),
@@ -279,10 +279,6 @@ def _sampled(run: TrainingRun, system: LinearSystem, view: View, delta: float) -
     """The figure that counts on batches drawn by chance; None where they are not."""
     nodes = run.sampled_nodes
     return None if nodes is None else sampled_figure(system, view, nodes, delta)
-
-
-def _headline(found: Account, delta: float) -> PrivacyFigure | None:
-    return None if found.headline is None else PrivacyFigure.of(found.headline, delta)
 
 
 def sigma_of(noise: Noise) -> PerNode | None:

@@ -245,7 +245,7 @@ def _least_sigma(reference: RunAccountant, adversaries: Sequence[View], target: 
 
     def at(sigma: float) -> Account:
         accounts = [one(sigma, view) for view in adversaries]
-        unproven = next((found for found in accounts if found.headline is None), None)
+        unproven = next((found for found in accounts if found.headline.proves_nothing), None)
         return unproven if unproven is not None else max(accounts, key=lambda found: found.mu)
 
     if len(adversaries) == 1:

@@ -96,7 +96,7 @@ def run_identity(fingerprint: str, key: NoiseKey) -> str:
 def planned_run(privacy: PrivacyDocument, *, run: str, name: str, data: str, noise: str | None = None) -> PlannedRun:
     """What a ledger has to know about a run; refused where nothing is proven for it."""
     loss, headline = privacy.loss, privacy.headline
-    if loss is None or headline is None:
+    if loss is None or headline.proves_nothing:
         why = "; ".join(privacy.refusals) or privacy.convexity
         raise Unaccountable(f"run {name}: nothing is proven for it, so no ledger can say what it costs: {why}")
     stages = tuple(Stage(one.round, _loss_at(loss, one)) for one in privacy.over_rounds)

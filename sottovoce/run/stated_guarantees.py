@@ -49,7 +49,7 @@ def result_contradictions(
     experiment: Experiment, privacy: PrivacyDocument, result: Document, lines: Sequence[Document]
 ) -> list[str]:
     """What in `result.json` and in lines of metrics contradicts `privacy.json`, the settings or the last line."""
-    headline = None if result["headline"] is None else PrivacyFigure.read(result["headline"])
+    headline = privacy.headline if result["headline"] is None else PrivacyFigure.read(result["headline"])
     pairs = {
         "name": (result["name"], experiment.name),
         "seed": (result["seed"], experiment.seed),
@@ -96,7 +96,7 @@ def _unlike_settings(experiment: Experiment, privacy: PrivacyDocument) -> Iterat
         if stated != setting:
             yield f"{key} is {stated}, but the settings say {setting}"
     target = wanted.epsilon if wanted.view == "everyone" and wanted.epsilon is not None else math.inf
-    if privacy.headline is not None and privacy.headline.epsilon > target * (1 + RELATIVE_TOLERANCE):
+    if not privacy.headline.proves_nothing and privacy.headline.epsilon > target * (1 + RELATIVE_TOLERANCE):
         yield f"the headline is epsilon {privacy.headline.epsilon:g}, but the settings ask for {target:g} at most"
 
 
@@ -108,7 +108,7 @@ def _wrong_epsilons(privacy: PrivacyDocument) -> Iterator[str]:
         epsilon = epsilon_of(figure.mu, privacy.delta)
         yield f"{where} says epsilon {figure.epsilon:g}, but its mu of {figure.mu:g} gives epsilon {epsilon:.6g}"
     last = privacy.over_rounds[-1:]
-    if last and (privacy.headline is None or not _is_last(last[0], privacy)):
+    if last and (privacy.headline.proves_nothing or not _is_last(last[0], privacy)):
         yield f"epsilon over rounds ends with {last[0].epsilon:g}, which is not the headline's"
     epsilons = [one.epsilon for one in privacy.over_rounds]
     if epsilons != sorted(epsilons):
@@ -116,7 +116,6 @@ def _wrong_epsilons(privacy: PrivacyDocument) -> Iterator[str]:
 
 
 def _is_last(end: EarlierEnd, privacy: PrivacyDocument) -> bool:
-    assert privacy.headline is not None
     return end.round == privacy.rounds and agree(end.epsilon, privacy.headline.epsilon)
 
 
@@ -126,8 +125,7 @@ def _figures(privacy: PrivacyDocument) -> Iterator[tuple[str, PrivacyFigure]]:
         if figure is not None:
             yield where, figure
     for view in privacy.views:
-        if view.headline is not None:
-            yield f"the headline of {view.view}", view.headline
+        yield f"the headline of {view.view}", view.headline
         for figure in view.guarantees:
             yield f"{view.view} about node {figure.victim}, {figure.kind},", figure
 
@@ -136,15 +134,15 @@ def _wrong_headlines(privacy: PrivacyDocument) -> Iterator[str]:
     """Headlines that are not the worst of the best proven figures, and a run's headline that is nobody's."""
     for view in privacy.views:
         expected = _headline_mu(view)
-        stated = None if view.headline is None else view.headline.mu
+        stated = None if view.headline.proves_nothing else view.headline.mu
         if (stated is None) != (expected is None) or (
             stated is not None and expected is not None and not agree(stated, expected)
         ):
             yield f"the headline of {view.view} has mu {stated}, but its figures give {expected}"
     headline = privacy.headline
-    if headline is None:
+    if headline.proves_nothing:
         return
-    others = [view.headline for view in privacy.views if view.headline is not None]
+    others = [view.headline for view in privacy.views]
     others += [] if privacy.sampled is None else [privacy.sampled]
     if not any(one.view == headline.view and agree(one.epsilon, headline.epsilon) for one in others):
         yield f"the headline, epsilon {headline.epsilon:g} against {headline.view}, is none of its other figures"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -205,8 +206,8 @@ def test_only_files_are_replaced_and_links_are_followed(sotto, tmp_path):
 def test_the_kind_of_the_papers_shows_their_formulas_and_is_never_a_headline(sotto):
     line = "account --graph ring:6 --rounds 3"
     code, out, _ = sotto(f"{line} --kind as-published")
-    assert (code, "gossip threat models, Lemma 4" in out, "No headline" in out) == (0, True, True)
-    assert json.loads(sotto(f"{line} --kind as-published --json")[1])["headline"] is None
+    assert (code, "gossip threat models, Lemma 4" in out, "mu inf" in out) == (0, True, True)
+    assert json.loads(sotto(f"{line} --kind as-published --json")[1])["headline"]["mu"] == "inf"
     both = "--kind any-training --kind convex-training --kind fixed-streams --kind as-published"
     assert sotto(f"{line} {both}")[1] == sotto(f"{line} --published")[1]
 
@@ -218,11 +219,14 @@ def test_the_kind_of_the_papers_shows_their_formulas_and_is_never_a_headline(sot
         ("account --graph ring:6 --rounds 3 --algorithm zip-dl --adjacency record", "take adjacency user"),
     ],
 )
-def test_refusals_say_each_reason_once_and_what_to_do(line, remedy, sotto):
-    code, _, err = sotto(line)
-    assert code == 3
-    assert remedy in err
-    for kind in err.removeprefix("sotto: ").split(". "):
+def test_what_is_not_proven_is_infinite_with_each_reason_once_and_what_to_do(line, remedy, sotto):
+    code, out, _ = sotto(line)
+    assert code == 0
+    assert "mu inf" in out
+    assert remedy in out
+    headline = json.loads(sotto(f"{line} --json")[1])["headline"]
+    assert (headline["mu"], headline["epsilon"], headline["figure"]) == ("inf", "inf", "bound")
+    for kind in re.findall(r"Does not apply: (.*)\.", out):
         reasons = kind.strip().split("; ")
         assert len(set(reasons)) == len(reasons) >= 2, "found, rule and remedy, none of them twice"
 

@@ -18,6 +18,7 @@ from sottovoce.privacy.guarantee import Figure, Guarantee, Kind, PrivacyFigure, 
 from sottovoce.support.json_numbers import from_json, is_number, to_json
 
 PLACES = {
+    "reason": "no noise",
     "largest_step": "2/L",
     "changed": "replaced by another",
     "by": " by a factor 2 in mu^2",

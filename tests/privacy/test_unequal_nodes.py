@@ -14,6 +14,7 @@ from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.participation import Participation
 from sottovoce.core.sensitivity import largest, relative
+from sottovoce.core.topologies import fresh_erdos_renyi
 from sottovoce.privacy.all_pairs import all_pairs
 from sottovoce.privacy.published_bounds import published
 from sottovoce.tracing.tracer import trace_dense
@@ -171,3 +172,14 @@ def test_wrong_sensitivities_are_refused():
     assert algorithm("dp-d-sgd", sigma=1.0, sensitivity=[2.0, 2.0]).sensitivity == 2.0
     assert largest(3.0) == 3.0
     assert relative(3.0) is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_that_cancels_between_nodes_protects_nobody_however_they_differ(seed):
+    """The sum over nodes that share all their noise holds none of it, and is moved by every one of them."""
+    net = fresh_erdos_renyi(12, 0.6, seed=seed)
+    system = trace(algorithm("rss-nb", sigma=1.0, sensitivity=[10.0 ** (u % 6) for u in range(12)]), net, rounds=2)
+    found = account(system, "everyone", kinds=("any-training",), covering=False)
+    assert all(math.isinf(one.mu) for one in found.guarantees)
+    own = trace(algorithm("decor", sigma=1e-6, sigma_pair=1.0), net, rounds=2)
+    assert all(math.isfinite(one.mu) for one in account(own, "everyone", covering=False).guarantees)

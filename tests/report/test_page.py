@@ -156,8 +156,9 @@ def test_what_is_infinite_or_not_proven_is_said_plainly(runs, tmp_path):
     assert plain["epsilon"] == "inf"
     assert plain["verdict"].startswith("Nothing is hidden: epsilon is infinite.")
     assert all(one["epsilon"] == "inf" and one["guess"] == 100 for one in plain["promises"])
-    assert unclipped["epsilon"] is None
-    assert unclipped["verdict"].startswith("Nothing is proven for this run: gradients are not clipped")
+    assert unclipped["epsilon"] == "inf"
+    assert unclipped["verdict"].startswith("Epsilon is infinite: nothing is proven for this run")
+    assert "radients are not clipped" in unclipped["verdict"]
     assert unclipped["promises"] == []
 
 
@@ -264,7 +265,9 @@ def test_plain_words_say_what_the_run_guarantees(runs, tmp_path):
     cost = noisy["What did the noise cost?"]
     assert f"is right for {100 * own:.1f} % (test accuracy {own:.3f})" in cost
     assert f"Trained without noise, which protects nobody, it is right for {100 * without:.1f} %" in cost
-    assert "Whoever reads the messages could learn one record exactly" in plain["Who could learn what, and how surely?"]
+    answer = plain["Who could learn what, and how surely?"]
+    assert answer.startswith("Epsilon is infinite")
+    assert "could learn one record exactly" in answer
     assert [one["guess"] for one in page["runs"][0]["plain"]["members"]] == 8 * [right]
     assert [one["guess"] for one in page["runs"][1]["plain"]["members"]] == 8 * [None]
 
@@ -518,10 +521,11 @@ def test_clicking_a_node_changes_figures_table_and_captions(written, page):
         "t => [...t.tBodies[0].rows].map(r => [...r.cells].map(c => c.textContent))"
     )
     assert [row[0] for row in cells] == [str(node) for node in range(8) if node != 5]
-    for node, hops, epsilon, guess, kind, *_ in cells:
+    for node, hops, epsilon, guess, kind, figure, *_ in cells:
         assert float(epsilon) == pairs["epsilon"][5][int(node)]
         assert int(hops) == data["leaks"]["distance"][5][int(node)]
         assert (float(guess.split()[0]), kind) == (pairs["guess"][5][int(node)], "any-training")
+        assert figure == "a bound"
     frame = page.evaluate("document.querySelector('#pairs .plot').chart.marks.find(mark => mark.kind === 'guide').row")
     assert frame == 5
     drawn = page.evaluate("document.querySelector('#distance .plot').chart.marks[1].dots.map(dot => dot.y)")
@@ -552,7 +556,7 @@ def test_choosing_a_run_shows_what_it_has_and_says_what_it_has_not(written, page
     assert "privacy.attackers=all" in text(page, "#graph .missing")
     assert not page.locator("#graph .plot").is_visible()
     page.select_option("#run", str(by_name["unclipped"]))
-    assert "none proven" in text(page, "#cards")
+    assert "infinite" in text(page, "#cards")
     page.select_option("#run", str(by_name["fresh"]))
     assert "changes from round to round" in text(page, "#graph .missing")
     assert "Each node that is accounted for can learn the same about every other" in text(page, "#distance .plain")

@@ -89,8 +89,8 @@ def test_the_headline_is_the_account_of_the_same_system(case, adjacency):
         system, adjacency=adjacency, participation="2x2" if adjacency == "record" else "every",
         convex=case.algorithm.secure_sum,  # single nodes are the adversaries of sums, and logistic regression is convex
     )  # fmt: skip
-    if wanted.headline is None:
-        assert found.headline is None
+    if wanted.headline.proves_nothing:
+        assert found.headline.proves_nothing
         assert found.epsilon == math.inf
         return
     grids = 1e-5 if case.algorithm.secure_sum else 1e-9  # integers of another sensitivity have another step
@@ -146,7 +146,7 @@ def test_epsilon_over_rounds_grows_to_the_headline(name, settings, batch):
         begun(algorithm(name, **settings), RING, batch, rounds=9, what=what), delta=DELTA, attackers="all"
     )
     stages = found.document()["over_rounds"]
-    if found.headline is None:
+    if found.headline.proves_nothing:
         assert stages == []
         return
     figures = [float(one["epsilon"]) for one in stages]
@@ -323,7 +323,7 @@ def test_sampling_that_is_not_proven_counts_for_nothing_and_says_so(name, settin
     found = report_privacy(began, attackers="none")
     assert found.sampled is None
     assert reason in found.refusals[0]
-    assert found.headline is None or found.headline.change == "replace"
+    assert found.headline.proves_nothing or found.headline.change == "replace"
     assert found.document()["sigma"] == 1.0
 
 
@@ -598,7 +598,7 @@ def test_a_name_does_not_make_a_model_convex(module):
     assert what.feature_norm is None
     with pytest.raises(InputError, match="norm of rows bounds gradients of linear models only"):
         what.gradients("full", "bounded")
-    assert found.headline is None
+    assert found.headline.proves_nothing
     clipped = convexity(step_size=0.01, what=what, clip="per-example", bound=1.0)
     assert "softmax is not known to be convex" in clipped.convexity
 
@@ -622,7 +622,8 @@ def test_push_sum_allows_less():
 def test_noise_without_clipping_promises_nothing_and_says_so(built):
     found = report_privacy(begun(built, RING, clip="none", bound=None))
     document = found.document()
-    assert (document["headline"], document["views"], document["sensitivity"]) == (None, [], "inf")
+    assert (document["headline"]["mu"], document["views"], document["sensitivity"]) == ("inf", [], "inf")
+    assert "gradients are not clipped" in document["headline"]["assumptions"][0]
     assert "gradients are not clipped" in document["refusals"][0]
     assert found.epsilon == math.inf
 
@@ -633,8 +634,7 @@ def test_no_noise_is_infinite(clip):
         found = report_privacy(begun(built, RING, clip=clip, bound=None if clip == "none" else 1.0))
         assert found.epsilon == math.inf
         json.dumps(found.document(), allow_nan=False)
-        if found.headline is not None:
-            assert found.document()["headline"]["epsilon"] == "inf"
+        assert found.document()["headline"]["epsilon"] == "inf"
 
 
 def test_noise_at_some_nodes_only_is_infinite_for_the_others():
@@ -655,10 +655,10 @@ def test_no_node_learns_more_than_everyone(name, adjacency):
     published = [f"{node} and the average of the final models" for node in nodes]
     assert [str(view.view) for view in found.accounts] == ["everyone", *nodes, *published]
     for view in found.accounts[1:5]:
-        if found.accounts[0].headline is not None:
+        if not found.accounts[0].headline.proves_nothing:
             assert view.mu <= found.accounts[0].mu * (1 + 1e-9)
     for heard, seen in zip(found.accounts[1:5], found.accounts[5:], strict=True):
-        if heard.headline is not None and seen.headline is not None:
+        if not (heard.headline.proves_nothing or seen.headline.proves_nothing):
             assert heard.mu <= seen.mu * (1 + 1e-9)
 
 
@@ -712,7 +712,7 @@ def test_one_node_alone_has_nobody_to_fear_but_everyone():
     began = begun(algorithm("dp-d-sgd", sigma=2.0), metropolis("path:1"), what=job(1))
     found = report_privacy(began)
     assert found.attackers == "none"
-    assert found.epsilon < math.inf or found.headline is None
+    assert found.epsilon < math.inf or found.headline.proves_nothing
 
 
 def test_threads_stay_as_they_were():

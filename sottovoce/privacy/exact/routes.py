@@ -74,8 +74,8 @@ SOLVED, FULL_RANK = 4_000_000, 1e-10
 """Entries up to which the sums of a round are solved for noise, and the least ratio of their singular values then."""
 
 CANCELLED = 1e15
-"""mu^2 of a view with final models, for noise of size one, above which it counts as infinite: noise that cancels in an
-average is left as rounding, which protects nobody."""
+"""mu^2 for noise of size one above which it counts as infinite, where noise cancels in sums or in an average of final
+models: it is left as rounding, which protects nobody."""
 
 
 def squared(observation: Observation, scheme: Participation) -> Array:
@@ -97,11 +97,15 @@ def squared(observation: Observation, scheme: Participation) -> Array:
         if covered.any():
             some = M_VTT if covered.all() else M_VTT[covered]
             found[covered] = worst_case(some, scheme, observation.gradient_rounds)
-        if observation.view.final_models is not FinalModels.NONE and not view.apart:
+        published = observation.view.final_models is not FinalModels.NONE and not view.apart
+        if published or _shares_noise(observation):
             found[found * _largest_noise(observation) ** 2 > CANCELLED] = np.inf
         out[group] = found
         report_progress(len(M_VTT))
-    return np.minimum(out, _largest_of_averaging(observation, scheme))
+    most = _largest_of_averaging(observation, scheme)
+    if np.any(most < (1 - FULL_RANK) * out):
+        _doubtful_views(observation.system).add(observation.view)
+    return np.minimum(out, most)
 
 
 def figure_of(observation: Observation, scheme: Participation) -> Figure:
@@ -267,6 +271,14 @@ def _check_sizes_of_messages(observation: Observation) -> None:
             f"{algorithm.name}: the noise of nodes differs by more than a factor of {LARGEST_RATIO:,.0f}, and the "
             "smaller would be lost in rounding; use sensitivities and sizes of noise that differ less"
         )
+
+
+def _shares_noise(observation: Observation) -> bool:
+    """Whether noise is added in one place and taken off in another, so that it cancels in sums."""
+    parts = [part.noise for step in observation.distinct_steps for part in (step.observed, step.out)]
+    return any(
+        part.nnz and bool(np.any((part.max(axis=0).toarray() > 0) & (part.min(axis=0).toarray() < 0))) for part in parts
+    )
 
 
 def _largest_noise(observation: Observation) -> float:

@@ -57,7 +57,7 @@ function drawGuarantees() {
   const rows = [...run().promises, ...adversaryGuarantees()].map(guaranteeRow),
     card = made("div", null, "table-card");
   card.append(made("h3", `Guarantees of ${run().label}, at δ = ${small(run().delta)}`));
-  if (run().epsilon == null) card.append(made("p", run().verdict, "missing"));
+  if (run().epsilon == null || isInf(run().epsilon)) card.append(made("p", run().verdict, "missing"));
   if (rows.length)
     card.append(
       table(
