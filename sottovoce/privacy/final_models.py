@@ -42,9 +42,9 @@ def published(system: LinearSystem, view: View) -> LinearSystem:
     which = view.final_models
     if system.final_models is FinalModels.ALL and which is FinalModels.AVERAGE:
         return system
-    hears_all = _hears_all(system, view)
-    if hears_all and which is FinalModels.AVERAGE and not models_follow_from_messages(system):
-        which = FinalModels.ALL
+    if which is FinalModels.AVERAGE and _hears_all(system, view):
+        heard = system.publishing(FinalModels.NONE)
+        return system.publishing(which if models_follow_from_messages(heard) else FinalModels.ALL)
     return system.publishing(which)
 
 

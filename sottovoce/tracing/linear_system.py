@@ -164,17 +164,18 @@ class LinearSystem:
 
     def publishing(self, which: FinalModels) -> LinearSystem:
         """The system of a run whose final models are published: messages to everybody, after all others."""
-        if which is self.final_models:
-            return self
-        assert self.final_models is FinalModels.NONE, f"{self.final_models} of the final models are published already"
         if which not in self._publishing:
-            last = _with_published_models(self.steps[-1], self.n, which)
-            self._publishing[which] = replace(self, steps=(*self.steps[:-1], last), final_models=which)
+            before = self._publishing[FinalModels.NONE]
+            last = _with_published_models(before.steps[-1], self.n, which)
+            found = replace(before, steps=(*before.steps[:-1], last), final_models=which)
+            found.__dict__["_publishing"] = self._publishing
+            self._publishing[which] = found
         return self._publishing[which]
 
     @cached_property
     def _publishing(self) -> dict[FinalModels, LinearSystem]:
-        return {}
+        """The system by what is published of it, shared by all of them."""
+        return {self.final_models: self}
 
     def dense(self) -> tuple[NDArray[np.float64], NDArray[np.float64], Labels]:
         """A, B and the labels of their rows, by unrolling the step matrices; for small systems."""
