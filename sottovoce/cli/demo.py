@@ -42,6 +42,8 @@ def demo(
         for one in found.runs:
             if one.privacy.covers is not None and one.privacy.covers.colluders is not None:
                 print_note(f"{_title(one)}: it holds {one.privacy.covers}.")
+            if math.isfinite(one.privacy.headline.epsilon):
+                print_note(f"{_title(one)}: rounding is covered by {_covering_rounding(one)}.")
         print_note(f"Page: {found.page}")
         print_note("Three things to try:")
         for line in commands:
@@ -83,6 +85,14 @@ def _title(run: "DemonstratedRun") -> str:
     title, headline = algorithm_spec(run.finished.run.experiment.algorithm.name).title, run.privacy.headline
     finite = math.isfinite(headline.epsilon)
     return f"{title}, epsilon {round_up(headline.epsilon)}" if finite else f"{title}, no noise"
+
+
+def _covering_rounding(run: "DemonstratedRun") -> str:
+    """Which of its figures hold for what computers send, rather than for real numbers."""
+    nodes = [one.covers_rounding for view in run.privacy.node_views.values() for one in view.guarantees]
+    if run.privacy.headline.covers_rounding:
+        return "all figures" if all(nodes) else "the figure for everyone, and by some of those for single nodes"
+    return "some of the figures for single nodes alone" if any(nodes) else "no figure"
 
 
 def _next_commands(found: "Demonstration") -> list[str]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression
 from sottovoce.core.mixing import Requirement
 from sottovoce.core.noise import Noise, PerNode
 from sottovoce.core.topologies import Topology
-
-ExactNoise: TypeAlias = bool | Literal["fine"]
-"""Whether nodes release multiples of a step; `fine`: of so small a step that models are on the same grid."""
 
 State: TypeAlias = Any
 """The state of an algorithm: rows, a number, None, or a tuple of states, as the algorithm has chosen."""
@@ -73,7 +70,7 @@ class Algorithm(Protocol):
         """How many nodes may collude against the others in a secure sum to which all add noise."""
 
     @property
-    def exact_noise(self) -> ExactNoise:
+    def exact_noise(self) -> bool:
         """Whether nodes release gradient plus noise on a grid, rounded as real numbers would be."""
 
     def on(self, topology: Topology) -> Algorithm:

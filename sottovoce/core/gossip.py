@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sottovoce.core import arrays
-from sottovoce.core.algorithm import ExactNoise, Message, State
+from sottovoce.core.algorithm import Message, State
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.mixing import Requirement
@@ -50,7 +50,7 @@ class Gossip:
     averaging: bool = False
     secure_sum: bool = False
     colluders: int = 1
-    exact_noise: ExactNoise = False
+    exact_noise: bool = False
 
     def __post_init__(self) -> None:
         for name in ("step_size", "gossip_steps"):

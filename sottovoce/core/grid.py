@@ -24,14 +24,14 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.algorithm import Algorithm, ExactNoise, State
+from sottovoce.core.algorithm import Algorithm, State
 from sottovoce.core.arrays import Plain, numpy_dtype, to_numpy
 from sottovoce.core.class_correlation import of_node
 from sottovoce.core.compression import Identity
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.gossip import Gossip
 from sottovoce.core.mixing import Mixing
-from sottovoce.core.noise import Independent, NoiseTerm, PerNode, ZeroSum
+from sottovoce.core.noise import NoiseTerm, PerNode, ZeroSum
 from sottovoce.core.sensitivity import in_units_of_largest, largest
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError, Unaccountable
@@ -42,11 +42,10 @@ STEPS = 16
 PARAMETERS = 10**9
 """Where rounding adds to a figure, the figure holds for models of up to so many."""
 
-ExactNoiseChoice: TypeAlias = ExactNoise | Literal["auto", "where-possible"]
+ExactNoiseChoice: TypeAlias = bool | Literal["auto", "where-possible"]
 """Whether released values are put on a grid; `auto`: where the noise is fresh and each node adds some of its own.
 
-`where-possible` is for noise that is correlated over rounds, and for noise on single messages, too. `fine` is a grid so
-fine that figures for single nodes cover rounding, too, for convex training.
+`where-possible` is for noise that is correlated over rounds, and for noise on single messages, too.
 """
 
 
@@ -75,6 +74,11 @@ def grid_step(algorithm: Algorithm, mixing: Mixing) -> float:
     0.5
     """
     return _step_for(least_noise(algorithm, mixing))
+
+
+def released_step(algorithm: Algorithm, mixing: Mixing) -> float | None:
+    """The step that messages, or noisy gradients, are multiples of; None without exact noise."""
+    return grid_step(algorithm, mixing) if algorithm.exact_noise else None
 
 
 def least_noise(algorithm: Algorithm, mixing: Mixing) -> float:
@@ -139,13 +143,9 @@ def _message_noise(noise: ZeroSum, mixing: Mixing, sensitivity: PerNode) -> NDAr
     return (noise.gains(mixing) * sizes[sender])[sender != receiver]
 
 
-def why_not_exact(algorithm: Algorithm, topology: Topology, *, fine: bool = False) -> str | None:
+def why_not_exact(algorithm: Algorithm, topology: Topology) -> str | None:
     """Why released values cannot be put on a grid so that rounding is covered; None where they can."""
     noise, mixing = algorithm.noise, topology.at(0)
-    if fine and not (isinstance(noise, Independent) and _is_plain_gossip(algorithm) and not algorithm.averaging):
-        return "a fine grid is for training in one gossip step with noise of each node's own"
-    if fine and not (topology.static and mixing.row_stochastic):
-        return "a fine grid is for a fixed graph with weights that sum to 1"
     if noise.edge(mixing):
         return _why_not_on_messages(algorithm, topology)
     if not _own_noise(noise.local(mixing)):
@@ -225,24 +225,22 @@ def with_exact_noise(
     >>> [with_exact_noise(algorithm(name, sigma=1.0), ring).exact_noise for name in ("dp-d-sgd", "anti-pgd", "zip-dl")]
     [True, False, False]
     """
-    fine = wanted == "fine"
-    refusal = why_not_exact(algorithm, topology, fine=fine)
+    refusal = why_not_exact(algorithm, topology)
     remedy = "leave exact_noise out, or use dp-d-sgd, for example"
     on_messages = bool(algorithm.noise.edge(topology.at(0)))
-    if refusal is None and (on_messages or fine) and not in_float64:
+    if refusal is None and on_messages and not in_float64:
         refusal, remedy = "models on its grid take more bits than float32 has", 'set machine.precision = "float64"'
-    if (wanted is True or fine) and refusal is not None:
+    if wanted is True and refusal is not None:
         raise InputError(f"exact_noise with {algorithm.name}", refusal, remedy)
     fresh = algorithm.noise.correlation is None and not on_messages
     by_default = algorithm.exact_noise or (refusal is None and fresh)
-    choices: dict[str, ExactNoise] = {"auto": by_default, "where-possible": refusal is None, "fine": "fine"}
-    exact = choices.get(str(wanted), wanted is True)
+    exact = {"auto": by_default, "where-possible": refusal is None}.get(str(wanted), wanted is True)
     if exact == algorithm.exact_noise:
         return algorithm
     return replace(algorithm, exact_noise=exact)  # type: ignore[type-var]
 
 
-def check_models(algorithm: Algorithm, x0: Plain, *, parameters: int, largest_model: float) -> None:
+def check_models(algorithm: Algorithm, x0: Plain, largest_model: float) -> None:
     """Refuse models that a grid of models does not hold. Starting points are public."""
     found, instead = f"{algorithm.name} with exact noise, and models", "or leave exact_noise out"
     if numpy_dtype(x0) != np.float64:
@@ -250,9 +248,9 @@ def check_models(algorithm: Algorithm, x0: Plain, *, parameters: int, largest_mo
             f"{found} of {numpy_dtype(x0)}", "on its grid they take more bits than float32 has",
             f'set machine.precision = "float64", {instead}',
         )  # fmt: skip
-    if x0.shape[1] > parameters:
+    if x0.shape[1] > PARAMETERS:
         raise InputError(
-            f"{found} of {x0.shape[1]:,} parameters", f"{parameters:,} are covered", "leave exact_noise out"
+            f"{found} of {x0.shape[1]:,} parameters", f"{PARAMETERS:,} are covered", "leave exact_noise out"
         )
     largest_start = float(np.abs(to_numpy(x0)).max())
     if largest_start > largest_model:

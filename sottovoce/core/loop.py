@@ -30,9 +30,8 @@ from sottovoce.core import arrays
 from sottovoce.core.algorithm import Algorithm, Message, State, Weighted, sums_over_all, sums_over_neighbours
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
-from sottovoce.core.fine_grid import FINE_PARAMETERS, fine_grid
 from sottovoce.core.gossip_step import GossipStep
-from sottovoce.core.grid import PARAMETERS, check_models, noise_on_grid, why_not_exact
+from sottovoce.core.grid import check_models, noise_on_grid, why_not_exact
 from sottovoce.core.loop_inputs import Gradient, LoopInputs
 from sottovoce.core.message_grid import message_grid
 from sottovoce.core.messages import LoopState, PlayedRound, PlayedStep, value_of
@@ -64,11 +63,9 @@ def start_run(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: int) -
     check_nodes(algorithm.sensitivity, topology.n)
     algorithm = algorithm.on(topology)
     _check_noise(algorithm, topology, rounds)
-    fine = fine_grid(algorithm, topology.at(0))
-    models = fine or message_grid(algorithm, topology.at(0))
+    models = message_grid(algorithm, topology.at(0))
     if models is not None and arrays.is_plain(x0):
-        parameters = PARAMETERS if fine is None else FINE_PARAMETERS
-        check_models(algorithm, x0, parameters=parameters, largest_model=models.largest_model)
+        check_models(algorithm, x0, models.largest_model)
     state = algorithm.init(arrays.read_only(x0))
     if isinstance(algorithm.compression, Identity):
         return algorithm, LoopState(state, None)
@@ -116,8 +113,7 @@ def _check_noise(algorithm: Algorithm, topology: Topology, rounds: int) -> None:
             "they would draw the same numbers",
             "add their variances into one noise",
         )
-    exact = algorithm.exact_noise
-    refusal = why_not_exact(algorithm, topology, fine=exact == "fine") if exact else None
+    refusal = why_not_exact(algorithm, topology) if algorithm.exact_noise else None
     if refusal is not None:
         raise InputError(f"exact_noise with {algorithm.name}", refusal, "leave exact_noise out")
     if algorithm.noise.correlation is not None:
@@ -157,9 +153,7 @@ def play_round(
         except SumFailed:
             return PlayedRound(round, point, (), loop_state, algorithm)
         watch.receives(gossip_step, played.mixed)
-        fine = fine_grid(algorithm, gossip_step.mixing)
-        absorbed = _absorbed(played) if fine is None else fine.rounded(played.mixed)
-        state = _after(gossip_step.mixing, algorithm.absorb(state, absorbed), state)
+        state = _after(gossip_step.mixing, algorithm.absorb(state, _absorbed(played)), state)
         copies = played.copies
         steps.append(played)
     watch.ends(state)
@@ -196,9 +190,9 @@ def iterate_rounds(
                 f"{algorithm.name} with secret noise, from round {first + 1} on",
                 "its noise depends on that of earlier rounds, which was erased", "start a new run in another folder",
             )  # fmt: skip
-        if topology.static and not algorithm.averaging and algorithm.exact_noise != "fine":
+        if topology.static and not algorithm.averaging:
             first_mixing = topology.at(0)
-            exact = bool(algorithm.exact_noise) and not algorithm.noise.edge(first_mixing)
+            exact = algorithm.exact_noise and not algorithm.noise.edge(first_mixing)
             terms = noise_on_grid(algorithm, first_mixing).in_units if exact else algorithm.noise.local(first_mixing)
             for term in terms[: 0 if exact and (correlated or sums_over_all(algorithm)) else 1]:
                 inputs.expect(term, range(0 if correlated else first, rounds), exact=exact)
@@ -240,10 +234,6 @@ def _step_locally(
     """Where the gradient was taken, and the state after the local step."""
     point = algorithm.point(state)
     gradient = inputs.gradient(round, point)
-    fine = fine_grid(algorithm, mixing)
-    if fine is not None:
-        step = inputs.rounded_sum(-algorithm.step_size * gradient, fine.noise, round)
-        return point, _after(mixing, algorithm.absorb(state, fine.rounded(fine.rounded(point) + step)), state)
     if algorithm.exact_noise and not algorithm.noise.edge(mixing):
         if sums_over_all(algorithm):
             released = inputs.discrete_sum(gradient, sum_grid(algorithm, mixing), round)

@@ -244,12 +244,6 @@ def parse_agreement(document: Document, where: str) -> Agreement:
     if not low < 0 < high:
         raise InputError(f"{where}: message_range = {agreement.message_range}", "0 must lie within it", "correct it")
     parse_columns(_without_none(agreement.data.columns.model_dump(mode="json")), where)
-    if agreement.privacy.exact_noise == "fine":
-        raise InputError(
-            f'{where}: privacy.exact_noise = "fine"',
-            "it is for figures about single nodes in simulations; the headline of members is about everyone",
-            "leave it out",
-        )  # fmt: skip
     if agreement.privacy.exact_noise is False:
         raise InputError(
             f"{where}: privacy.exact_noise = false", "members always use exact noise if it is possible",

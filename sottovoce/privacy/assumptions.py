@@ -14,7 +14,6 @@ from functools import cached_property
 
 from sottovoce.core.adjacency import Change
 from sottovoce.core.algorithm import sums_over_all
-from sottovoce.core.fine_grid import fine_grid
 from sottovoce.core.grid import grid_step
 from sottovoce.core.message_grid import message_grid
 from sottovoce.core.sum_grid import sum_grid
@@ -55,10 +54,6 @@ class AssumptionKind(Enum):
     ROUNDED_MESSAGES = (
         "exact noise: messages are multiples of {step} and models of {model_step}; rounding is covered, and adds "
         "{extra} to mu"
-    )
-    FINE_GRID = (
-        "exact noise on a fine grid: messages and models are multiples of {step}; rounding is covered, and adds at "
-        "most {extra} to mu"
     )
     ROUNDING_NOT_COVERED = "messages are real numbers: rounding of floating-point numbers is not covered"
     ROUNDED_MODELS_NOT_COVERED = (
@@ -140,9 +135,6 @@ def _rounding(system: LinearSystem, covered: bool, by_absorption: bool) -> Assum
         grid = sum_grid(system.algorithm, system.topology.at(0))
         extra = f"{round_up(100 * (discrete_factor(grid) - 1), 2)} %"
         return AssumptionKind.DISCRETE_SUMS.of(step=f"{grid.step:g}", extra=extra)
-    fine = fine_grid(system.algorithm, system.topology.at(0))
-    if fine is not None:
-        return AssumptionKind.FINE_GRID.of(step=f"{fine.step:g}", extra=round_up(fine.added(system.rounds)))
     messages = message_grid(system.algorithm, system.topology.at(0))
     if messages is not None:
         return AssumptionKind.ROUNDED_MESSAGES.of(
@@ -154,9 +146,7 @@ def _rounding(system: LinearSystem, covered: bool, by_absorption: bool) -> Assum
 
 def at_other_noise(assumption: Assumption, system: LinearSystem) -> Assumption:
     """The assumption for a system that differs in the size of its noise: steps of grids follow from that."""
-    if assumption.kind in (
-        AssumptionKind.ROUNDING_COVERED, AssumptionKind.ROUNDED_MESSAGES, AssumptionKind.FINE_GRID
-    ):  # fmt: skip
+    if assumption.kind in (AssumptionKind.ROUNDING_COVERED, AssumptionKind.ROUNDED_MESSAGES):
         return rounding(system, covered=True)
     if assumption.kind is AssumptionKind.ROUNDED_MODELS_NOT_COVERED:
         return rounding(system, covered=False, by_absorption=True)

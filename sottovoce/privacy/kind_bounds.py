@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from sottovoce.core.adjacency import Adjacency
 from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.final_models import FinalModels
-from sottovoce.core.fine_grid import fine_grid
 from sottovoce.core.message_grid import MessageGrid, message_grid
 from sottovoce.core.participation import Participation
 from sottovoce.core.sum_grid import sum_grid
@@ -143,7 +142,7 @@ class KindBounds:
         found_squares, figures, proof, assumptions = bounds[kind]()
         of_sums = self.view.secure_sum or self.view.final_models is FinalModels.AVERAGE
         by_absorption = kind is Kind.CONVEX_TRAINING and not of_sums
-        squares, covered = self._rounded_up(found_squares, by_absorption=by_absorption)
+        squares, covered = self._rounded_up(found_squares)
         larger = (squares > (1 + 2 * NEAR) * found_squares).tolist()
         if lacks_secrets(self.view, self.system):
             unknown = AssumptionKind.OUTSIDE_OF_SUMS if hides_in_sums(self.system) else AssumptionKind.NO_SHARED_SECRETS
@@ -181,15 +180,12 @@ class KindBounds:
     def _distances(self) -> list[int | None]:
         return self.observation.distances()
 
-    def _rounded_up(
-        self, squares: NDArray[np.float64], *, by_absorption: bool
-    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    def _rounded_up(self, squares: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """mu^2, and for which victims it covers rounding: where it is not below what the noisy gradients tell.
 
         With exact noise all that is seen is a function of the noisy gradients that reach it, on their grid, in any
         arithmetic.
-        Smaller figures count on sums of several nodes' noise, which on grids, and in floating point, tell more. On a
-        fine grid it is known how much more, by absorption.
+        Smaller figures count on sums of several nodes' noise, which on grids, and in floating point, tell more.
         """
         if not self.system.algorithm.exact_noise:
             return squares, np.zeros(len(squares), dtype=bool)
@@ -201,10 +197,6 @@ class KindBounds:
             return self._on_message_grid(squares, messages)
         enough = self._given_noisy_gradients()
         covered = squares >= (1 - NEAR) * enough
-        fine = fine_grid(self.system.algorithm, self.system.topology.at(0))
-        if fine is not None and by_absorption:
-            added = np.where(self._observed, fine.added(self.system.rounds), 0.0)
-            return np.minimum((np.sqrt(squares) + added) ** 2, enough), np.ones(len(squares), dtype=bool)
         return np.where(covered, np.maximum(squares, enough), squares), covered
 
     def _on_message_grid(

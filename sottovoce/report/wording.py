@@ -57,8 +57,7 @@ ROUNDING = (
 )
 ROUNDING_OF_SOME = (
     "Rounding, in figures for single nodes that do not say that they cover it: they count on noise of several "
-    "nodes that adds up, and the last bits of floating-point numbers can undo that. For convex training "
-    'privacy.exact_noise = "fine" covers it.'
+    "nodes that adds up, and the last bits of floating-point numbers can undo that."
 )
 SINGLE_NODES = (
     "Several nodes together, in figures for single nodes: two that share what they received can learn more than these "

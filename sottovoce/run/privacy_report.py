@@ -15,7 +15,7 @@ from itertools import accumulate, islice
 import numpy as np
 
 from sottovoce.core.final_models import FinalModels
-from sottovoce.core.fine_grid import released_step
+from sottovoce.core.grid import released_step
 from sottovoce.core.noise import CombinedNoise, Noise, NoNoise, PerNode, ZeroSum
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy import views

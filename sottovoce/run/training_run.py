@@ -21,7 +21,6 @@ from sottovoce.core.messages import LoopState, PlayedRound, Traffic
 from sottovoce.core.noise import NoNoise
 from sottovoce.core.noise_key import NoiseKey, check_seed, public_seed
 from sottovoce.core.random_streams import RandomSource
-from sottovoce.core.round_watch import UNWATCHED
 from sottovoce.core.sensitivity import largest
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Nodes, Transport
@@ -171,12 +170,12 @@ class TrainingRun:
         played = iterate_rounds(
             self.algorithm, self.topology, self.start(), self.gradients, rounds=self.rounds, seed=self.seed,
             noise_key=self.noise_key, after=(state.rounds, state.loop_state), transport=transport,
-            watch=UNWATCHED if self.algorithm.exact_noise == "fine" else certificate,
+            watch=certificate,
         )  # fmt: skip
         messages, bits = state.sent
         earlier_bytes = state.wire_bytes - self.transport.wire_bytes
         for now in played:
-            if now.round == self.rounds - 1 and self.algorithm.exact_noise != "fine":
+            if now.round == self.rounds - 1:
                 certificate.compare_models(now.models)
             traffic = now.traffic
             messages, bits = messages + traffic.messages, bits + traffic.bits

@@ -134,7 +134,7 @@ class PrivacySettings(Section):
     epsilon: float | None = Field(default=None, gt=0)
     view: str = "everyone"
     and_final_models: Literal["none", "average", "all"] = "none"
-    exact_noise: bool | Literal["auto", "where-possible", "fine"] = "auto"
+    exact_noise: bool | Literal["auto", "where-possible"] = "auto"
     colluders: int | None = Field(default=None, ge=1)
     attackers: Literal["auto", "all", "none"] | int | list[int | str] = "auto"
 

@@ -141,7 +141,6 @@ WRONG = [
     (["message_range"], [1.0, 2.0], "0 must lie within it"),
     (["nonce"], "1", "64 hexadecimal digits"),
     (["privacy", "exact_noise"], False, "members always use exact noise if it is possible; leave it out"),
-    (["privacy", "exact_noise"], "fine", "it is for figures about single nodes in simulations"),
     (["data", "path"], "/srv/patients.csv", "data.path; there is no such key"),
     (["data", "columns", "target"], "age2", "target 'age2'"),
 ]

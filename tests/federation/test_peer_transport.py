@@ -35,7 +35,6 @@ def test_members_play_the_run_of_the_simulation(case):
     ("method", "exact", "dtype"),
     [
         (algorithm("dp-d-sgd", sigma=1.0, step_size=0.1), True, torch.float32),
-        (algorithm("dp-d-sgd", sigma=1.0, step_size=0.1), "fine", torch.float64),
         (algorithm("mafalda", sigma=1.0, rounds=12, participation="2x6", classes=2), True, torch.float32),
         (algorithm("zip-dl", sigma=1.0, step_size=0.1), True, torch.float64),
     ],
