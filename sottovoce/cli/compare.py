@@ -163,7 +163,7 @@ def _findings(run: "RunDocuments", data: Path | None, as_json: bool) -> list[str
 
         try:
             require_extra("learning", "torch")
-            from sottovoce.run.stated_guarantees import stored_headline_unlike_settings
+            from sottovoce.run.finished_run import stored_headline_unlike_settings
 
             found = stored_headline_unlike_settings(run.folder, run.experiment, data)
         except InputError as error:

@@ -31,7 +31,7 @@ from sottovoce.core.pair_masks import PURPOSE, pair_key
 from sottovoce.errors import InputError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.member import SUFFIX, Member, check_member, check_name, read_member
-from sottovoce.run.lock import locked
+from sottovoce.run.layout import locked
 from sottovoce.support.config import read_settings_file
 from sottovoce.support.files import PART, write_text
 from sottovoce.support.regular_files import read_bytes

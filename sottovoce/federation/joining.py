@@ -59,8 +59,7 @@ from sottovoce.ledger.payloads import FIRST, Place
 from sottovoce.ledger.spending import Spending
 from sottovoce.ledger.steps import Steps
 from sottovoce.report.page import write_page_of
-from sottovoce.run.layout import MEMBER_MODEL, RunFiles
-from sottovoce.run.lock import make_folder
+from sottovoce.run.layout import RunFiles, make_folder
 from sottovoce.run.metrics import is_measured
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_ledger import planned_run
@@ -300,7 +299,7 @@ class _MemberRun:
                     end = state._replace(rounds=part.rounds)
                     self._after_round(part, transport, end, time.monotonic() - started, metrics)
         model = to_numpy(part.models(state))[0]
-        write(self.files.folder / MEMBER_MODEL.name, lambda file: np.savez(file, model=model), private=True)
+        write(self.files.member_model, lambda file: np.savez(file, model=model), private=True)
         scores = part.task.score(part.models(state)[0], self.agreement.metrics.test_rows)
         return time.monotonic() - started, scores
 

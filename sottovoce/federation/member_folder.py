@@ -26,8 +26,7 @@ from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.lineages import Budget, Lineage
 from sottovoce.ledger.payloads import Place
 from sottovoce.ledger.spending import DEFAULT, Spending
-from sottovoce.run.layout import REMEDY, RULE, RunFiles
-from sottovoce.run.lock import is_locked
+from sottovoce.run.layout import REMEDY, RULE, RunFiles, is_locked
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.support.config import Document, Section, parse_section, read_settings_file
 from sottovoce.support.files import write_text

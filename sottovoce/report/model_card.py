@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sottovoce.learning.exported_model import PARAMETERS, STATE_DICT
 from sottovoce.report.wording import headline_sentence, not_covered
-from sottovoce.run.final_model import FinalModel
+from sottovoce.run.finished_run import FinalModel
 from sottovoce.support.config import Document
 
 UNCOVERED = (

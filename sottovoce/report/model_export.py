@@ -33,8 +33,7 @@ from sottovoce.learning.exported_model import (
     write_exported_model,
 )
 from sottovoce.report.model_card import model_card
-from sottovoce.run.final_model import FinalModel, open_final_model
-from sottovoce.run.finished_run import FinishedRun
+from sottovoce.run.finished_run import FinalModel, FinishedRun, open_final_model
 from sottovoce.run.layout import EXPORT
 from sottovoce.support.config import Document
 from sottovoce.support.files import check_folder, check_no_link, explaining, new_folder

@@ -27,7 +27,7 @@ from sottovoce.run.noise_key_file import noise_check
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant, published_models
 from sottovoce.run.run_documents import damaged_run
-from sottovoce.run.stated_guarantees import contradictions, stored_figures_unlike_settings
+from sottovoce.run.stated_guarantees import contradictions, unlike_settings
 from sottovoce.support.config import Experiment, parse_experiment
 from sottovoce.support.json_numbers import JSON, to_json
 from sottovoce.support.threads import one_thread
@@ -200,7 +200,10 @@ def _of_views(runs: Sequence[_Run]) -> Iterator[JointFigure]:
 
 def _require_true_figures(run: _Run, data: Path | None) -> None:
     found = contradictions(run.experiment, run.privacy)
-    found = found or stored_figures_unlike_settings(run.folder, run.experiment, data)
+    if not found:
+        files = RunFiles(run.folder)
+        accountant = accountant_of(files, run.experiment, data)
+        found = unlike_settings(files.document(files.privacy) or {}, accountant, run.experiment, every_view=True)
     if found:
         raise InputError(
             f"{run.folder}: {found[0]}", "guarantees follow from the settings", "restore the file, or leave the run out"

@@ -48,16 +48,24 @@ from sottovoce.run.fingerprint import (
     public_fingerprint,
     versions,
 )
-from sottovoce.run.layout import PrivateFacts, RunFiles, read_private_facts, write_private_facts
-from sottovoce.run.lock import check_token, locked, make_folder, write_token, writing_into_run
+from sottovoce.run.layout import (
+    PrivateFacts,
+    RunFiles,
+    check_token,
+    locked,
+    make_folder,
+    read_private_facts,
+    write_private_facts,
+    write_token,
+    writing_into_run,
+)
 from sottovoce.run.metrics import Measurement, average_model
 from sottovoce.run.noise_key_file import planned_source, public_settings, read_noise_key, write_noise_key
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.privacy_report import PrivacyReport, report_wanted
-from sottovoce.run.recorded_inputs import record_graph, recorded_graph
 from sottovoce.run.recording import recorder_in, remove_recordings_after
 from sottovoce.run.run_accountant import RunAccountant
-from sottovoce.run.run_documents import RunDocuments
+from sottovoce.run.run_documents import RunDocuments, record_graph, recorded_graph
 from sottovoce.run.run_ledger import (
     LedgerFile,
     RunLedger,
@@ -67,7 +75,7 @@ from sottovoce.run.run_ledger import (
     run_identity,
 )
 from sottovoce.run.simulation import measured_rounds
-from sottovoce.run.stated_guarantees import contradictions, headline_unlike_settings, result_contradictions
+from sottovoce.run.stated_guarantees import contradictions, result_contradictions, unlike_settings
 from sottovoce.run.training_run import RoundCallback, RunState, TrainingRun, call_all
 from sottovoce.support.config import Document, Experiment, first_difference, parse_experiment
 from sottovoce.support.files import open_to_append, sweep_parts, write
@@ -270,7 +278,7 @@ def _privacy_document(
 def _check_guarantees(files: RunFiles, experiment: Experiment, stated: Document, accountant: RunAccountant) -> None:
     """Refuse to go on with guarantees that contradict themselves, or that the settings do not give."""
     found = contradictions(experiment, PrivacyDocument.read(stated))
-    found = found or headline_unlike_settings(stated, accountant, experiment)
+    found = found or unlike_settings(stated, accountant, experiment)
     if found:
         raise _contradictory(files, found[0])
 
@@ -377,7 +385,7 @@ class _Training:
                 for state, measurement in self._rounds_after(checkpoint, on_round):
                     if measurement is not None:
                         line = json.dumps(self._line(measurement))
-                        self.files.note_line(line)
+
                         lines.write(line + "\n")
                         lines.flush()
                     now = Checkpoint(state, now.lines + (measurement is not None), time.monotonic() - begun)

@@ -1,32 +1,46 @@
-"""A finished run, opened again: its settings, the training run they build, its guarantees and its recordings."""
+"""A finished run, opened again: the training run that its settings build, its guarantees, recordings and final model.
+
+No file is opened only because the settings name it: whoever sends a folder writes its settings, and could name any file
+of the reader's. So a graph that came from a file is read from `graph.json`, and data and other files of the user's own
+are looked for in the folder that the user names, and nowhere else.
+
+Publishing a model tells about its training rows whatever its messages tell. It follows from messages where a figure
+says that it covers the final models: all of them, or their average.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from torch import Tensor, from_numpy
+
 from sottovoce.core.compression import Identity
+from sottovoce.core.final_models import FinalModels
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.learning.datasets import OF_ITS_OWN
-from sottovoce.learning.tables import Table
+from sottovoce.learning.datasets import NAMES_A_TABLE, OF_ITS_OWN, folder_of
+from sottovoce.learning.tables import Table, is_folder_of_tables
 from sottovoce.learning.tasks import CPU
 from sottovoce.privacy.observation import Observation, observe
 from sottovoce.privacy.views import View, node_number
 from sottovoce.run.build import build_accountant, build_run
 from sottovoce.run.checkpoint import load
 from sottovoce.run.fingerprint import check_own_code, fingerprint, public_fingerprint
-from sottovoce.run.layout import RunFiles
+from sottovoce.run.layout import REMEDY, RULE, RunFiles, read_private_facts
+from sottovoce.run.metrics import average_model
 from sottovoce.run.noise_key_file import IN_FILE, read_noise_key
 from sottovoce.run.privacy_document import PrivacyDocument
-from sottovoce.run.recorded_inputs import recorded_graph, with_named_files
 from sottovoce.run.recording import Messages, read_recording
 from sottovoce.run.run_accountant import RunAccountant
-from sottovoce.run.run_documents import unfinished_run
+from sottovoce.run.run_documents import FILE, RunDocuments, read_runs, recorded_graph, unfinished_run
+from sottovoce.run.stated_guarantees import unlike_settings
 from sottovoce.run.training_run import TrainingRun
-from sottovoce.support.config import Document, Experiment, parse_experiment
+from sottovoce.support.config import DataSettings, Document, Experiment, parse_experiment
+from sottovoce.support.files import explaining, inside, read_npz
 from sottovoce.tracing.tracer import trace
 
 STEADY_AFTER = 3
@@ -142,6 +156,17 @@ def accountant_of(files: RunFiles, experiment: Experiment, data: Path | None) ->
     return build_accountant(wanted, data, recorded_graph(files, experiment), tables=tables)
 
 
+def stored_headline_unlike_settings(folder: Path, experiment: Experiment, data: Path | None) -> list[str]:
+    """Where the headline of a run's folder is not what its settings give; only files that may be handed on are read."""
+    files = RunFiles(folder)
+    accountant = accountant_of(files, experiment, data)
+    stated = files.document(files.privacy) or {}
+    found = unlike_settings(stated, accountant, experiment)
+    if stated.get("fingerprint") != public_fingerprint(experiment, accountant.training_run):
+        found.append("privacy.json: its fingerprint is not that of these settings, this graph and this version")
+    return found
+
+
 def buildable(experiment: Experiment, data: Path | None, *, own: bool = False, with_rows: bool = True) -> Experiment:
     """The settings with files that the user names, and for a key in a file some other key: it may have been taken out.
 
@@ -152,3 +177,136 @@ def buildable(experiment: Experiment, data: Path | None, *, own: bool = False, w
     at_home = {"machine": found.machine.model_copy(update={"device": CPU.type})}
     key = {"noise_key": NoiseKey.fresh().hexadecimal} if found.noise_key == IN_FILE else {}
     return found.model_copy(update={**at_home, **key})
+
+
+def with_named_files(experiment: Experiment, data: Path | None, *, with_rows: bool = True) -> Experiment:
+    """Settings whose files are those of their names in the folder that the user gives, or SOTTOVOCE_DATA.
+
+    Refuses settings with files where no folder has them. Without rows, no table is looked for.
+    """
+    name, correlation = experiment.data.name, experiment.algorithm.settings.get("correlation")
+    changes: dict[str, object] = {}
+    if name.startswith(FILE):
+        found = FILE + str(_named_file(name.removeprefix(FILE), "data.name", data))
+        changes["data"] = experiment.data.model_copy(update={"name": found})
+    if name.startswith(NAMES_A_TABLE):
+        changes["data"] = _with_named_tables(experiment.data, data, with_rows)
+    if isinstance(correlation, str):
+        path = str(_named_file(correlation, "algorithm.correlation", data))
+        changes["algorithm"] = type(experiment.algorithm)(
+            name=experiment.algorithm.name, **(experiment.algorithm.settings | {"correlation": path})
+        )
+    return experiment.model_copy(update=changes) if changes else experiment
+
+
+def _with_named_tables(settings: DataSettings, data: Path | None, with_rows: bool) -> DataSettings:
+    found = {}
+    if with_rows:
+        is_folder = is_folder_of_tables(settings)
+        place = _named_file(settings.name.removeprefix(NAMES_A_TABLE), "data.name", data, is_folder=is_folder)
+        found["name"] = NAMES_A_TABLE + str(place)
+    if isinstance(settings.columns, str):
+        found["columns"] = str(_named_file(settings.columns, "data.columns", data).absolute())
+    return settings.model_copy(update=found)
+
+
+def _named_file(path: str, setting: str, data: Path | None, *, is_folder: bool = False) -> Path:
+    place = folder_of(data)
+    found = None if place is None else inside(place, path, is_folder=is_folder)
+    if found is None:
+        where = "no folder was named" if place is None else f"there is no such file in {place}"
+        raise InputError(
+            f"{setting} of the run is the file {path!r}, and {where}",
+            "the settings of a finished run never open files on their own",
+            "name the folder that holds it with --data",
+        )
+    return found
+
+
+# --- the model that it ended with -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class FinalModel:
+    """Parameters in one row, of the run that they are from; `node` is whose they are, None for the average."""
+
+    run: RunDocuments
+    training_run: TrainingRun
+    parameters: Tensor
+    node: str | None
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the headline of the run still holds if this model is published."""
+        headline = self.run.privacy.headline
+        if math.isinf(headline.epsilon):
+            return False
+        enough = (FinalModels.ALL,) if self.node is not None else (FinalModels.ALL, FinalModels.AVERAGE)
+        return headline.final_models in enough
+
+
+def open_final_model(
+    folder: Path, *, node: str | None = None, data: Path | None = None, uncovered: bool = False
+) -> FinalModel:
+    """The average model of a run, or that of a node by its name or number; of a member's run, its own.
+
+    The run's headline is computed anew. A model that it does not cover is refused, unless `uncovered` says that it is
+    wanted all the same. `data` has the files that settings name.
+    """
+    if not RunFiles(folder).config.exists():
+        raise InputError(f"{folder}: no run", "the folder of a run has a config.json", "give runs/NAME of sotto run")
+    run, files = read_runs([folder])[0], RunFiles(folder)
+    accountant = accountant_of(files, run.experiment, data)
+    different = unlike_settings(files.document(files.privacy) or {}, accountant, run.experiment)
+    if different:
+        raise InputError(f"{folder}: {different[0]}", "guarantees follow from the settings", "run it again")
+    training_run = accountant.training_run
+    member = run.result.get("member")
+    if member is not None:
+        found = FinalModel(run, training_run, _member_model(files, training_run, member, node), member)
+    else:
+        found = _simulated(run, files, training_run, node)
+    if not found.is_covered and not uncovered:
+        raise Unaccountable(_why_uncovered(found))
+    return found
+
+
+def _simulated(run: RunDocuments, files: RunFiles, training_run: TrainingRun, node: str | None) -> FinalModel:
+    facts = read_private_facts(files)
+    if facts is None or not files.checkpoint.exists():
+        raise InputError(
+            f"{files.folder}: no checkpoint with its private.json", "models are in these private files of a run",
+            "export where the run was made",
+        )  # fmt: skip
+    state = load(files.checkpoint, training_run, facts.fingerprint).state
+    if node is None:
+        return FinalModel(run, training_run, average_model(training_run, state), None)
+    names = training_run.topology.names
+    number = node_number(node, names)
+    if not 0 <= number < training_run.topology.n:
+        raise InputError(f"--node {node}", f"nodes are 0 to {training_run.topology.n - 1}", "name one of them")
+    return FinalModel(run, training_run, training_run.models(state)[number], names[number] if names else str(number))
+
+
+def _member_model(files: RunFiles, training_run: TrainingRun, member: str, node: str | None) -> Tensor:
+    """What a member ended with; it has no other model."""
+    if node not in (None, member):
+        raise InputError(f"--node {node}", f"this is the folder of {member}, which has its own model", "leave it out")
+    path = files.member_model
+    with explaining(path, RULE, REMEDY):
+        stored = read_npz(path).get("model")
+    if stored is None or stored.shape != (training_run.task.model.layout.size,) or stored.dtype.kind != "f":
+        raise InputError(f"{path}: not the model of this run", RULE, REMEDY)
+    return from_numpy(stored)
+
+
+def _why_uncovered(found: FinalModel) -> str:
+    whose = "the average model" if found.node is None else f"the model of {found.node}"
+    headline = found.run.privacy.headline
+    if math.isinf(headline.epsilon):
+        return f"no privacy figure is proven for this run, so none covers {whose}; add --uncovered to export it anyway"
+    wanted = "average" if found.node is None else "all"
+    return (
+        f"{found.run.privacy.algorithm}: the figure of this run does not cover {whose} once it is published; run again "
+        f'with privacy.and_final_models = "{wanted}", or add --uncovered to export it anyway'
+    )

@@ -1,4 +1,4 @@
-"""The files in the folder of a run: what each is, who may see it, and how they are read.
+"""The folder of a run: what each of its files is, who may see it, how they are read, and who has locked it.
 
 Nothing in a folder is trusted: files are read only where they are regular files of it, and as their schema says
 (`sottovoce/schemas/files`). All of them are their owner's alone on disk; `Audience` says which may be handed on.
@@ -6,17 +6,22 @@ Nothing in a folder is trusted: files are read only where they are regular files
 
 from __future__ import annotations
 
-import hashlib
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import IO, NamedTuple, NoReturn
 
 from sottovoce.errors import InputError
 from sottovoce.schemas.validation import problem_in
 from sottovoce.support.config import Document
-from sottovoce.support.files import check_no_link, explaining, write_text
-from sottovoce.support.regular_files import read_bytes
+from sottovoce.support.files import check_no_link, explaining, make_private_folder, open_to_append, write_text
+from sottovoce.support.regular_files import open_file, read_bytes
 from sottovoce.support.text import json_text, parse_json
 
 RULE, REMEDY = "it is written by sotto run", "restore the file, or run again in another folder"
@@ -68,6 +73,19 @@ FILES = (
 )  # fmt: skip
 """All that a run's folder holds, what may be handed on first."""
 
+FOLDERS = (MESSAGES, RERUNS, SHADOWS)
+
+
+class _Place:
+    """Where a file of a run lies. In place of a folder, no link is followed."""
+
+    def __init__(self, kind: FileKind) -> None:
+        self._kind = kind
+
+    def __get__(self, files: RunFiles, _: type[RunFiles]) -> Path:
+        path = files.folder / self._kind.name
+        return check_no_link(path) if self._kind in FOLDERS else path
+
 
 @dataclass(frozen=True)
 class RunFiles:
@@ -75,69 +93,23 @@ class RunFiles:
 
     folder: Path
 
-    @property
-    def config(self) -> Path:
-        return self.folder / CONFIG.name
-
-    @property
-    def graph(self) -> Path:
-        return self.folder / GRAPH.name
-
-    @property
-    def privacy(self) -> Path:
-        return self.folder / PRIVACY.name
-
-    @property
-    def noise_key(self) -> Path:
-        return self.folder / NOISE_KEY.name
-
-    @property
-    def private(self) -> Path:
-        return self.folder / PRIVATE.name
-
-    @property
-    def metrics(self) -> Path:
-        return self.folder / METRICS.name
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.folder / CHECKPOINT.name
-
-    @property
-    def result(self) -> Path:
-        return self.folder / RESULT.name
-
-    @property
-    def baselines(self) -> Path:
-        return self.folder / BASELINES.name
-
-    @property
-    def attack(self) -> Path:
-        return self.folder / ATTACK.name
-
-    @property
-    def audit(self) -> Path:
-        return self.folder / AUDIT.name
-
-    @property
-    def page(self) -> Path:
-        return self.folder / PAGE.name
-
-    @property
-    def lock(self) -> Path:
-        return self.folder / LOCK.name
-
-    @property
-    def messages(self) -> Path:
-        return check_no_link(self.folder / MESSAGES.name)
-
-    @property
-    def reruns(self) -> Path:
-        return check_no_link(self.folder / RERUNS.name)
-
-    @property
-    def shadows(self) -> Path:
-        return check_no_link(self.folder / SHADOWS.name)
+    config = _Place(CONFIG)
+    graph = _Place(GRAPH)
+    privacy = _Place(PRIVACY)
+    metrics = _Place(METRICS)
+    result = _Place(RESULT)
+    page = _Place(PAGE)
+    baselines = _Place(BASELINES)
+    attack = _Place(ATTACK)
+    audit = _Place(AUDIT)
+    noise_key = _Place(NOISE_KEY)
+    private = _Place(PRIVATE)
+    checkpoint = _Place(CHECKPOINT)
+    member_model = _Place(MEMBER_MODEL)
+    messages = _Place(MESSAGES)
+    reruns = _Place(RERUNS)
+    shadows = _Place(SHADOWS)
+    lock = _Place(LOCK)
 
     def document(self, path: Path) -> Document | None:
         """A JSON file of the run, which fits its schema, or None where it is not there."""
@@ -150,19 +122,13 @@ class RunFiles:
 
     def write_document(self, path: Path, document: Document) -> None:
         """Write a JSON file of the run, its owner's alone."""
-        text = json_text(document)
-        write_text(path, text, private=True)
-        _note_fitting(path.name, text.encode())
+        write_text(path, json_text(document), private=True)
 
     def lines(self) -> list[Document]:
         """The lines of `metrics.jsonl`, one for each time that the models were measured."""
         return [
             _parsed(line, self.metrics, METRICS.name, f"line {at}: ") for at, line in enumerate(self._stored_lines(), 1)
         ]
-
-    def note_line(self, line: str) -> None:
-        """A line that this process writes, so that it need not be checked when it is read again."""
-        _note_fitting(METRICS.name, line.encode())
 
     def last_line(self) -> Document:
         """The last of them."""
@@ -176,36 +142,18 @@ class RunFiles:
         return found
 
 
-MOST_FITTING = 1000
-_fitting: set[tuple[str, bytes]] = set()
-"""Files that fit their schemas, by name and digest: found to, or written by this process. A run reads them often."""
-
-
 def _parsed(content: bytes, path: Path, name: str, where: str = "") -> Document:
     """A document; settings have a schema of their own kind, and are checked by `parse_experiment`."""
-    fits = _seen(name, content) in _fitting
     try:
-        found = parse_json(content, parse_constant=_not_finite, unique_keys=not fits)
+        found = parse_json(content, parse_constant=_not_finite, unique_keys=True)
     except ValueError:
         raise _damaged(path, f"{where}it is not JSON, or has a key twice") from None
     if not isinstance(found, dict):
         raise _damaged(path, f"{where}it is no document")
-    if name != CONFIG.name and not fits:
-        problem = problem_in(found, name)
-        if problem is not None:
-            raise _damaged(path, f"{where}{problem}")
-        _note_fitting(name, content)
+    problem = None if name == CONFIG.name else problem_in(found, name)
+    if problem is not None:
+        raise _damaged(path, f"{where}{problem}")
     return found
-
-
-def _note_fitting(name: str, content: bytes) -> None:
-    if len(_fitting) == MOST_FITTING:
-        _fitting.clear()
-    _fitting.add(_seen(name, content))
-
-
-def _seen(name: str, content: bytes) -> tuple[str, bytes]:
-    return name, hashlib.sha256(content).digest()
 
 
 def _not_finite(word: str) -> NoReturn:
@@ -243,3 +191,80 @@ def read_private_facts(files: RunFiles) -> PrivateFacts | None:
     if document is None:
         return None
     return PrivateFacts(document["fingerprint"], document["nonfinite"], document["in_ledger"])
+
+
+# --- one process, or one group of ranks, at a time --------------------------------------------------------------------
+
+ASKING = 0.05
+"""Seconds in which whoever only asks about a lock has let go of it."""
+
+
+def write_token(files: RunFiles) -> str:
+    """Leave a random token in the lock: a folder of the same name that another machine has for itself lacks it."""
+    token = secrets.token_hex(8)
+    with writing_into_run(files.lock), open_to_append(files.lock) as file:
+        file.truncate(0)
+        file.write(token)
+        file.flush()
+        os.fsync(file.fileno())
+    return token
+
+
+def check_token(files: RunFiles, token: str) -> None:
+    """Refuse a folder that is not the one that rank 0 has made."""
+    with writing_into_run(files.lock):
+        same = files.lock.exists() and read_bytes(files.lock) == token.encode()
+    if not same:
+        raise InputError(
+            f"{files.folder}: not visible to all ranks", "all ranks write into one folder", "share it as --out"
+        )
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of a run, for its owner alone, and those above it."""
+    with writing_into_run(folder):
+        make_private_folder(folder)
+
+
+def writing_into_run(path: Path) -> AbstractContextManager[None]:
+    """While a file of a run is written: what the system refuses becomes one line."""
+    return explaining(path, "a run writes into its folder", "use another --out")
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds a lock now. To ask takes it for an instant, together with others who ask."""
+    if not path.exists():
+        return False
+    with open_file(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time; the lock dies with its process."""
+    with writing_into_run(path):
+        file = open_to_append(path)  # what is written there stays, for the run that another process is at
+    with file:
+        if not _take_lock(file):
+            raise InputError(
+                f"{path.parent}: another process uses it",
+                "only one run at a time can use a folder",
+                "wait until the other process has ended",
+            )
+        yield
+
+
+def _take_lock(file: IO[str]) -> bool:
+    """Take the lock, if nobody has it for longer than `is_locked` does."""
+    for pause in (ASKING, 0.0):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(pause)
+        else:
+            return True
+    return False

@@ -36,8 +36,7 @@ from sottovoce.core.messages import PlayedRound
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.privacy.views import node_numbers
-from sottovoce.run.layout import RunFiles
-from sottovoce.run.lock import make_folder
+from sottovoce.run.layout import RunFiles, make_folder
 from sottovoce.run.training_run import RunState, TrainingRun
 from sottovoce.support.config import RecordingSettings
 from sottovoce.support.files import read_checked_npz, write, write_npz

@@ -23,7 +23,7 @@ from sottovoce.core.noise_key import NoiseKey
 from sottovoce.errors import InputError
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.run.finished_run import FinishedRun, open_run
-from sottovoce.run.lock import make_folder
+from sottovoce.run.layout import make_folder
 from sottovoce.run.parallel import map_in_processes
 from sottovoce.run.recording import Messages, Recorder
 from sottovoce.run.training_run import TrainingRun

@@ -12,6 +12,7 @@ What a run came to are its figures after the last round, the same in every table
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -21,12 +22,17 @@ from pathlib import Path
 
 import numpy as np
 
-from sottovoce.core.graphs import Graph
+from sottovoce.core.graphs import MOST_NODES, Graph
+from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
+from sottovoce.learning.tables import is_folder_of_tables
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
-from sottovoce.run.recorded_inputs import recorded_graph
 from sottovoce.support.config import Document, Experiment, merge, parse_experiment
+from sottovoce.support.files import write_text
+
+FILE = "file:"
+"""How settings name a file of the user's own."""
 
 LESS_IS_BETTER = ("rmse",)
 METRICS = ("accuracy", *LESS_IS_BETTER)
@@ -143,6 +149,42 @@ def read_doubted_run(folder: Path) -> RunDocuments:
     graph = recorded_graph(files, experiment)
     stated, baselines = PrivacyDocument.read(privacy), files.document(files.baselines)
     return RunDocuments(folder, experiment, stated, result, lines, attacks, audit, graph, baselines)
+
+
+def record_graph(files: RunFiles, experiment: Experiment, topology: Topology) -> None:
+    """Write `graph.json` of a run whose graph comes from a file, or whose nodes are called like their tables."""
+    graph = topology.graph
+    if not _is_recorded(experiment) or graph is None or files.graph.exists():
+        return
+    senders, receivers = graph.adjacency.nonzero()
+    pairs = zip(senders.tolist(), receivers.tolist(), strict=True)
+    document = {
+        "name": graph.name, "nodes": graph.n, "directed": graph.directed,
+        "labels": None if graph.labels is None else list(graph.labels),
+        "edges": [list(pair) for pair in pairs if graph.directed or pair[0] < pair[1]],
+    }  # fmt: skip
+    write_text(files.graph, json.dumps(document) + "\n", private=True)
+
+
+def _is_recorded(experiment: Experiment) -> bool:
+    return experiment.topology.graph.startswith(FILE) or is_folder_of_tables(experiment.data)
+
+
+def recorded_graph(files: RunFiles, experiment: Experiment) -> Graph | None:
+    """The graph that a run recorded; None where its settings describe one that needs no file."""
+    if not _is_recorded(experiment):
+        return None
+    stored = files.document(files.graph)
+    if stored is None and not experiment.topology.graph.startswith(FILE):
+        return None
+    if stored is None:
+        raise InputError(f"{files.graph}: not there", "it holds the graph, which came from a file", "run it again")
+    nodes, labels = stored["nodes"], stored["labels"]
+    if nodes > MOST_NODES or (labels is not None and not len(set(labels)) == len(labels) == nodes):
+        raise InputError(f"{files.graph}: damaged: {nodes} nodes", "each has one name", "restore it, or run it again")
+    edges = np.array(stored["edges"], dtype=np.int64).reshape(-1, 2)
+    built = Graph.from_edges(edges, name=stored["name"], directed=stored["directed"], nodes=nodes)
+    return replace(built, labels=None if labels is None else tuple(labels))
 
 
 def _check_lines(run: RunDocuments) -> None:

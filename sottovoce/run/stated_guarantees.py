@@ -1,8 +1,8 @@
 """Whether what the files of a run state is what its settings give.
 
-`contradictions` compares every figure with those that it follows from: it needs neither data nor torch. The functions
-below it compute guarantees anew, by the code that made them: they follow from settings, the graph and the number of
-rows of each node, so the same version gives the same ones.
+`contradictions` compares every figure with those that it follows from: it needs neither data nor torch.
+`unlike_settings` computes guarantees anew, by the code that made them: they follow from settings, the graph and the
+number of rows of each node, so the same version gives the same ones.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sottovoce.privacy.gaussian_dp import epsilon_of, is_epsilon_of
 from sottovoce.privacy.guarantee import Kind, PrivacyFigure
-from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import EarlierEnd, PrivacyDocument, StoredView
 from sottovoce.support.config import Document, Experiment
 from sottovoce.support.json_numbers import JSON, from_json, to_json
@@ -157,15 +155,15 @@ def _headline_mu(view: StoredView) -> float | None:
     return max(best.values(), default=None)
 
 
-def first_differences(stated: object, given: object, place: str = "") -> Iterator[tuple[str, object, object]]:
+def _leaves_that_differ(stated: object, given: object, place: str = "") -> Iterator[tuple[str, object, object]]:
     """Where two documents differ, with both values; numbers may differ by rounding."""
     if isinstance(stated, dict) and isinstance(given, dict):
         for key in dict.fromkeys((*stated, *given)):
             where = f"{place}.{key}" if place else str(key)
-            yield from first_differences(stated.get(key), given.get(key), where)
+            yield from _leaves_that_differ(stated.get(key), given.get(key), where)
     elif isinstance(stated, list) and isinstance(given, list) and len(stated) == len(given):
         for at, (one, other) in enumerate(zip(stated, given, strict=True)):
-            yield from first_differences(one, other, f"{place}[{at}]")
+            yield from _leaves_that_differ(one, other, f"{place}[{at}]")
     elif not _same(stated, given):
         yield place, stated, given
 
@@ -181,50 +179,24 @@ def _same(one: object, other: object) -> bool:
 # --- computed anew ---------------------------------------------------------------------------------------------------
 
 
-def headline_unlike_settings(stated: Document, accountant: RunAccountant, experiment: Experiment) -> list[str]:
-    """Where the headline of `privacy.json`, and what belongs to it, differs from what the settings give."""
+def unlike_settings(
+    stated: Document, accountant: RunAccountant, experiment: Experiment, *, every_view: bool = False
+) -> list[str]:
+    """Where `privacy.json` differs from what the settings give: in its headline and what belongs to it, or anywhere."""
     from sottovoce.run.privacy_report import report_wanted
 
+    if every_view:
+        return _differences(stated, report_wanted(accountant, experiment).document())
     alone = experiment.model_copy(update={"privacy": experiment.privacy.model_copy(update={"attackers": "none"})})
     return _differences(stated, report_wanted(accountant, alone).summary())
-
-
-def stored_headline_unlike_settings(folder: Path, experiment: Experiment, data: Path | None) -> list[str]:
-    """The same for a run's folder, of which only files that may be handed on are read."""
-    from sottovoce.run.fingerprint import public_fingerprint
-    from sottovoce.run.finished_run import accountant_of
-
-    files = RunFiles(folder)
-    accountant = accountant_of(files, experiment, data)
-    stated = files.document(files.privacy) or {}
-    found = headline_unlike_settings(stated, accountant, experiment)
-    if stated.get("fingerprint") != public_fingerprint(experiment, accountant.training_run):
-        found.append("privacy.json: its fingerprint is not that of these settings, this graph and this version")
-    return found
-
-
-def stored_figures_unlike_settings(folder: Path, experiment: Experiment, data: Path | None) -> list[str]:
-    """Where any figure of a run's folder, finished or not, differs from what its settings and its graph give."""
-    from sottovoce.run.finished_run import accountant_of
-    from sottovoce.run.privacy_report import report_wanted
-
-    files = RunFiles(folder)
-    accountant = accountant_of(files, experiment, data)
-    return _differences(files.document(files.privacy) or {}, report_wanted(accountant, experiment).document())
 
 
 def _differences(stated: Document, given: dict[str, JSON]) -> list[str]:
     as_read = parse_json(json.dumps(given))
     compared = {key: value for key, value in stated.items() if key in as_read}
-    return listed(
-        [
-            f"privacy.json: {place} is {one!r}, but the settings give {other!r}"
-            for place, one, other in first_differences(compared, as_read)
-        ]
-    )
-
-
-def listed(sentences: list[str]) -> list[str]:
-    """The first of many sentences, and how many more there are."""
-    rest = len(sentences) - LISTED
-    return sentences if rest <= 0 else [*sentences[:LISTED], f"{rest} more differ"]
+    found = [
+        f"privacy.json: {place} is {one!r}, but the settings give {other!r}"
+        for place, one, other in _leaves_that_differ(compared, as_read)
+    ]
+    rest = len(found) - LISTED
+    return found if rest <= 0 else [*found[:LISTED], f"{rest} more differ"]

@@ -23,7 +23,7 @@ from sottovoce.ledger.payloads import Place
 from sottovoce.ledger.spending import DEFAULT, Spending
 from sottovoce.ledger.steps import Place as LedgerPlace
 from sottovoce.ledger.steps import Steps
-from sottovoce.run.stated_guarantees import stored_headline_unlike_settings
+from sottovoce.run.finished_run import stored_headline_unlike_settings
 from tests.cli.test_schemas import fits
 from tests.federation.clinics import QUICK, Clinics
 from tests.federation.kills import KEPT, UNSTORED, Kills

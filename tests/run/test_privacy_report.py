@@ -28,7 +28,7 @@ from sottovoce.privacy.amplification import epsilon_of_batches
 from sottovoce.privacy.assumptions import AssumptionKind
 from sottovoce.privacy.gaussian_dp import epsilon_of
 from sottovoce.report.page import write_page_of
-from sottovoce.run import attackers as choice
+from sottovoce.run import privacy_report as choice
 from sottovoce.run.build import build_run
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.privacy_document import PrivacyDocument
@@ -691,8 +691,8 @@ def test_attackers_that_are_not_there_are_refused():
 def test_large_runs_are_sampled_unasked(monkeypatch):
     began = begun(algorithm("dp-d-sgd", sigma=2.0), RING, rounds=10)
     for limit, said in ((150, "a sample of 3 of 5 nodes"), (10, "a sample of 1 of 5"), (4, "none")):
-        monkeypatch.setattr("sottovoce.run.attackers.NODE_ROUNDS", limit)
-        monkeypatch.setattr("sottovoce.run.attackers.LARGEST", 10 * limit)
+        monkeypatch.setattr("sottovoce.run.privacy_report.NODE_ROUNDS", limit)
+        monkeypatch.setattr("sottovoce.run.privacy_report.MOST_ATTACKED", 10 * limit)
         assert report_privacy(began).attackers.startswith(said)
 
 
