@@ -1,8 +1,7 @@
 """The figures of a finished run, computed again from its settings, its checkpoint, its data and its noise key.
 
-What is compared with what stands in `shown_fields`; here are the values. With the run's own noise key a rerun gives all
-bits again, so that the figures of every round and the checkpoint can be compared. Without it, the last round is
-compared with the checkpoint, and earlier rounds are not checked.
+With the run's own noise key a rerun gives all bits again, so that the figures of every round and the checkpoint can be
+compared. Without it, the last round is compared with the checkpoint, and earlier rounds are not checked.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from sottovoce.auditing.shown_fields import MEASURED_TOLERANCE, MODELS, FolderCheck, Source, as_read
+from sottovoce.auditing.folder_check import MEASURED_TOLERANCE, FolderCheck, Given, as_read
 from sottovoce.core.arrays import Rows
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.errors import Diverged, InputError
@@ -29,15 +28,12 @@ from sottovoce.run.layout import (
     CONFIG,
     FILES,
     GRAPH,
-    LOCK,
+    MEMBER_MODEL,
+    MESSAGES,
     METRICS,
-    NOISE_KEY,
     PRIVACY,
     PRIVATE,
-    RERUNS,
     RESULT,
-    SHADOWS,
-    Audience,
     RunFiles,
 )
 from sottovoce.run.metrics import average_model, is_measured, measure
@@ -54,23 +50,35 @@ from sottovoce.support.progress import Progress
 from sottovoce.support.text import parse_json
 from sottovoce.support.threads import threads
 
-Values = dict[str, dict[Source, object]]
-"""What each source gives for each file."""
+SETTINGS, GRAPH_AND_SIZES = "what the settings give", "what the graph gives"
+MODELS, RERUN = "what the models in checkpoint.npz give", "what a rerun gives"
 
+MEASURED = ("loss", "accuracy", "rmse", "consensus")
+"""What lines of metrics say of models."""
 
-class End(NamedTuple):
-    """Where a run ended: in its checkpoint, or in a rerun."""
+UNCOMPARED_FILES = {MESSAGES.name, MEMBER_MODEL.name}
+"""Files of a run that nothing else in its folder is compared with; like whatever is no file of a run, they are listed.
 
-    state: RunState
-    models: torch.Tensor
+Of reruns only those are used that the auditor has signed, so that these need not be listed.
+"""
+
+Sent = dict[int, Document]
+"""Messages and bytes after each round."""
 
 
 @dataclass(frozen=True, eq=False)
-class Rerun:
-    """The lines of metrics and the end of a rerun, or why there is none."""
+class Ending:
+    """How a run ends, with the lines of metrics as far as they can be measured again."""
 
-    lines: tuple[Document, ...] = ()
-    end: End | None = None
+    state: RunState
+    models: torch.Tensor
+    lines: tuple[Document, ...]
+
+
+class Rerun(NamedTuple):
+    """How a rerun ends, or why there is none."""
+
+    ending: Ending | None = None
     why_not: str = ""
 
 
@@ -88,31 +96,26 @@ def check_files(
         found.findings.append(f"metrics.jsonl: rounds are {_some(stated)}, but the settings give {_some(expected)}")
     if found.findings:
         return found  # what else differs follows from these, or cannot be computed
-    checkpoint = load(RunFiles(run.folder).checkpoint, run.training_run, run.fingerprint)
-    state = checkpoint.state
-    end = End(state, run.training_run.models(state))
+    stored = _stored_ending(run, len(expected))
     try:
         again = _rerun(run, progress) if rerun else Rerun(why_not="no rerun was asked for")
     except Diverged as problem:
         found.findings.append(f"checkpoint.npz: a rerun diverges: {problem.found}")
         return found
-    values, missing = _values(run, documents, end, again), {Source.RERUN: again.why_not} if again.end is None else {}
-    _compare_models(found, end, again)
-    if again.end is not None:
-        values[CHECKPOINT.name][Source.RERUN] = {"nonfinite": again.end.state.nonfinite}
+    sent = sent_by(run.training_run)
+    _compare_metrics(found, run, documents, stored, again, sent)
+    _compare_checkpoint(found, run, stored, again, sent)
+    if documents.baselines is not None:
+        _compare_baselines(found, run, documents.baselines, rerun=rerun)
     files = RunFiles(run.folder)
-    stated_files: dict[str, object] = {
-        METRICS.name: list(documents.lines), RESULT.name: documents.result, BASELINES.name: documents.baselines,
-        PRIVATE.name: files.document(files.private), CHECKPOINT.name: _about_checkpoint(run),
-        CONFIG.name: files.document(files.config), GRAPH.name: files.document(files.graph),
-        ATTACK.name: documents.attacks or None,
-    }  # fmt: skip
-    for name, document in stated_files.items():
-        if document is not None:
-            found.compare(name, document, values.get(name, {}), missing)
-    if rerun and documents.baselines is not None:
-        _compare_baselines(found, run, documents)
-    _leave_out_others(found, run)
+    for name, document in ((CONFIG.name, files.document(files.config)), (GRAPH.name, files.document(files.graph))):
+        found.compare(name, document, [Given("taken as given", document)])
+    if documents.attacks:
+        found.compare(ATTACK.name, documents.attacks, [], "an attack is repeated by sotto attack")
+    known = {kind.name for kind in FILES} - UNCOMPARED_FILES
+    for path in sorted(run.folder.iterdir()):
+        if path.name not in known:
+            found.leave_out(path.name, (), "it is not compared with anything")
     return found
 
 
@@ -123,7 +126,7 @@ def _compare_privacy(found: FolderCheck, run: FinishedRun) -> None:
         **report.document(), "fingerprint": public_fingerprint(run.experiment, run.training_run),
         **({"code": code} if code else {}),
     }  # fmt: skip
-    found.compare(PRIVACY.name, run.stored_privacy, {Source.SETTINGS: as_read(given)}, {})
+    found.compare(PRIVACY.name, run.stored_privacy, [Given(SETTINGS, as_read(given))])
 
 
 def _rounds_measured(run: FinishedRun) -> list[int]:
@@ -135,51 +138,60 @@ def _some(rounds: list[int]) -> str:
     return f"{len(rounds)} from {rounds[0]} to {rounds[-1]}" if len(rounds) > 12 else str(rounds)
 
 
-def _values(run: FinishedRun, documents: RunDocuments, end: End, again: Rerun) -> Values:
-    """What each source gives for metrics, result, checkpoint and private facts."""
-    traffic = sent_by(run.training_run)
-    lines, privacy = documents.lines, PrivacyDocument.read(run.stored_privacy)
-    experiment, training_run = run.experiment, run.training_run
-    with threads(experiment.machine.threads):
-        last = _measured(training_run, end.state, experiment.metrics.test_rows)
-        average = average_model(training_run, end.state)
-        scores = training_run.task.score(average, experiment.metrics.test_rows)
-    by_line = {
-        Source.SETTINGS: [
-            {"round": line["round"], "epsilon": epsilon_in_line(privacy, line["round"])} for line in lines
-        ],
-        Source.TOPOLOGY: [traffic[line["round"]] for line in lines],
-        Source.MODELS: [*({} for _ in lines[:-1]), last],
-    }
-    if again.end is not None:
-        by_line[Source.RERUN] = list(again.lines)
+def _compare_metrics(
+    found: FolderCheck, run: FinishedRun, documents: RunDocuments, stored: Ending, again: Rerun, sent: Sent
+) -> None:
+    """Lines of metrics, and the result, which is copied from them."""
+    lines, experiment, privacy = documents.lines, run.experiment, PrivacyDocument.read(run.stored_privacy)
+    by_settings = [{"round": line["round"], "epsilon": epsilon_in_line(privacy, line["round"])} for line in lines]
+    by_graph = [{key: sent[line["round"]][key] for key in ("messages", "bytes")} for line in lines]
+    measured = [Given(MODELS, as_read(stored.lines), MEASURED_TOLERANCE)]
+    if again.ending is not None:
+        measured.insert(0, Given(RERUN, as_read(again.ending.lines), MEASURED_TOLERANCE))
+    found.compare(
+        METRICS.name, list(lines),
+        [Given(SETTINGS, as_read(by_settings)), Given(GRAPH_AND_SIZES, by_graph), *measured], again.why_not,
+    )  # fmt: skip
     result = {
         "name": experiment.name, "seed": experiment.seed, "adjacency": experiment.privacy.adjacency,
         **{key: run.stored_privacy[key] for key in ("algorithm", "topology", "rounds", "sigma", "delta", "headline")},
     }  # fmt: skip
-    checkpoint = {"rounds": training_run.rounds, "lines": len(lines)}
-    nonfinite = {} if again.end is None else {Source.RERUN: {"nonfinite": again.end.state.nonfinite}}
-    return {
-        METRICS.name: {source: as_read(part) for source, part in by_line.items()},
-        RESULT.name: {
-            Source.SETTINGS: result, Source.COPY: {"metrics": lines[-1]}, Source.MODELS: {"held_out": as_read(scores)},
-        },
-        PRIVATE.name: {Source.COPY: {"nonfinite": end.state.nonfinite}, **nonfinite},
-        CHECKPOINT.name: {
-            Source.SETTINGS: checkpoint, Source.TOPOLOGY: {"sent": traffic[training_run.rounds]["sent"]},
-        },
+    with threads(experiment.machine.threads):
+        scores = run.training_run.task.score(
+            average_model(run.training_run, stored.state), experiment.metrics.test_rows
+        )
+    found.compare(
+        RESULT.name, documents.result,
+        [
+            Given(SETTINGS, result), Given("the last line of metrics.jsonl", {"metrics": lines[-1]}),
+            Given(MODELS, {"held_out": as_read(scores)}, MEASURED_TOLERANCE),
+        ],
+    )  # fmt: skip
+
+
+def _compare_checkpoint(found: FolderCheck, run: FinishedRun, stored: Ending, again: Rerun, sent: Sent) -> None:
+    """The checkpoint, and the private facts, which are copied from it."""
+    files, about = RunFiles(run.folder), _about_checkpoint(run)
+    as_given = {key: about[key] for key in ("format", "carry", "parts")}
+    by_settings = {
+        "fingerprint": run.fingerprint, "rounds": run.training_run.rounds, "lines": len(stored.lines),
+        "sent": sent[run.training_run.rounds]["sent"],
     }  # fmt: skip
+    by_rerun = {} if again.ending is None else {"nonfinite": again.ending.state.nonfinite}
+    given = [Given("what it is read with", as_given), Given(SETTINGS, by_settings), Given(RERUN, by_rerun)]
+    found.compare(CHECKPOINT.name, about, given, again.why_not)
+    copied = {"fingerprint": run.fingerprint, "nonfinite": stored.state.nonfinite}
+    found.compare(PRIVATE.name, files.document(files.private), [Given("what checkpoint.npz says", copied)])
+    if again.ending is None:
+        found.leave_out(CHECKPOINT.name, ["models"], again.why_not)
+    elif not torch.allclose(stored.models, again.ending.models, rtol=MEASURED_TOLERANCE, atol=1e-9):
+        found.findings.append(f"{CHECKPOINT.name}: its models are not those that a rerun ends with")
 
 
-def _measured(training_run: TrainingRun, state: RunState, test_rows: int | None) -> Document:
-    found = measure(training_run, state, 0.0, test_rows).document()
-    return {key: found[key] for key in found if key in ("loss", "accuracy", "rmse", "consensus")}
-
-
-def sent_by(training_run: TrainingRun) -> dict[int, Document]:
+def sent_by(training_run: TrainingRun) -> Sent:
     """Messages and bytes that have left nodes after each round: they follow from graph, algorithm and model size."""
     messages, bits, size = 0, 0, training_run.task.model.layout.size
-    found: dict[int, Document] = {0: {"messages": 0, "bytes": 0, "sent": [0, 0]}}
+    found: Sent = {0: {"messages": 0, "bytes": 0, "sent": [0, 0]}}
     zeros = np.zeros((training_run.topology.n, 1))
     played = iterate_rounds(
         training_run.algorithm, training_run.topology, zeros, _no_gradient, rounds=training_run.rounds,
@@ -196,24 +208,35 @@ def _no_gradient(round: int, point: Rows) -> Rows:
     return np.zeros_like(point)
 
 
+def _stored_ending(run: FinishedRun, lines: int) -> Ending:
+    """The end that the checkpoint holds; of all lines of metrics it gives the last."""
+    training_run, metrics = run.training_run, run.experiment.metrics
+    state = load(RunFiles(run.folder).checkpoint, training_run, run.fingerprint).state
+    with threads(run.experiment.machine.threads):
+        last = measure(training_run, state, 0.0, metrics.test_rows).document()
+    return Ending(state, training_run.models(state), (*({} for _ in range(lines - 1)), _of_models(last)))
+
+
+def _of_models(line: Document) -> Document:
+    return {key: value for key, value in line.items() if key in MEASURED}
+
+
 def _rerun(run: FinishedRun, progress: Progress | None) -> Rerun:
     """All rounds again, with the run's own noise and batches, where they give the same bits here."""
     why_not = _why_no_rerun(run)
     if why_not is not None:
         return Rerun(why_not=why_not)
     training_run, metrics, lines = run.training_run, run.experiment.metrics, []
-    played = measured_rounds(
-        training_run, training_run.before(), every=metrics.every, test_rows=metrics.test_rows,
-    )  # fmt: skip
     with threads(run.experiment.machine.threads):
-        for state, measurement in played:
+        for state, measurement in measured_rounds(
+            training_run, training_run.before(), every=metrics.every, test_rows=metrics.test_rows
+        ):
             if progress is not None:
                 progress(state.rounds, training_run.rounds)
             if measurement is not None:
-                found = measurement.document()
-                lines.append({key: found[key] for key in found if key in ("loss", "accuracy", "rmse", "consensus")})
+                lines.append(_of_models(measurement.document()))
             last = state
-    return Rerun(tuple(lines), End(last, training_run.models(last)))
+    return Rerun(Ending(last, training_run.models(last), tuple(lines)))
 
 
 def _why_no_rerun(run: FinishedRun) -> str | None:
@@ -233,32 +256,13 @@ def _about_checkpoint(run: FinishedRun) -> Document:
     return dict(parse_json(stored["about"].tobytes()))
 
 
-def _compare_models(found: FolderCheck, end: End, again: Rerun) -> None:
-    if again.end is None:
-        found.leave_out(CHECKPOINT.name, [MODELS], again.why_not)
-    elif not torch.allclose(end.models, again.end.models, rtol=MEASURED_TOLERANCE, atol=1e-9):
-        found.findings.append(f"{CHECKPOINT.name}: its models are not those that a rerun ends with")
-
-
-def _compare_baselines(found: FolderCheck, run: FinishedRun, documents: RunDocuments) -> None:
+def _compare_baselines(found: FolderCheck, run: FinishedRun, stated: Document, *, rerun: bool) -> None:
     """Baselines draw no noise, so that they can be computed again wherever the data is."""
-    try:
-        given = compute_baselines(buildable(run.experiment, run.data, own=run.own), run.data)
-    except InputError as problem:
-        found.not_checked[BASELINES.name] = str(problem.found)
-        return
-    found.not_checked = {key: why for key, why in found.not_checked.items() if not key.startswith(BASELINES.name)}
-    found.compare(BASELINES.name, documents.baselines, {Source.RERUN: as_read(given)}, {})
-
-
-COMPARED = {kind.name for kind in FILES if kind.audience is not Audience.PRIVATE} | {
-    kind.name for kind in (PRIVATE, CHECKPOINT, NOISE_KEY, LOCK, RERUNS, SHADOWS)
-}
-"""Files with rows in `shown_fields`, and what nothing is shown from: of reruns only those are used that the auditor has
-signed. Of what else lies in a folder the name is listed."""
-
-
-def _leave_out_others(found: FolderCheck, run: FinishedRun) -> None:
-    for path in sorted(run.folder.iterdir()):
-        if path.name not in COMPARED:
-            found.leave_out(path.name, (), "it is not compared with anything")
+    given, why_not = [], "no rerun was asked for"
+    if rerun:
+        try:
+            again = compute_baselines(buildable(run.experiment, run.data, own=run.own), run.data)
+            given = [Given(RERUN, as_read(again), MEASURED_TOLERANCE)]
+        except InputError as problem:
+            why_not = problem.found
+    found.compare(BASELINES.name, stated, given, why_not)

@@ -14,8 +14,8 @@ from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
     from sottovoce.auditing.claim_checks import ClaimCheck, RunAudit
+    from sottovoce.auditing.folder_check import FolderCheck
     from sottovoce.auditing.outside_claims import Judgement, OutsideClaim
-    from sottovoce.auditing.shown_fields import FolderCheck
     from sottovoce.run.finished_run import FinishedRun
     from sottovoce.support.progress import Progress
 

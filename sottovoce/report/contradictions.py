@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sottovoce.auditing.shown_fields import FolderCheck, Source, as_read
+from sottovoce.auditing.folder_check import FolderCheck, Given, as_read
 from sottovoce.errors import InputError
 from sottovoce.report.page import document, page
 from sottovoce.report.plain_words import NOBODY_NAMED
@@ -45,7 +45,8 @@ def check_page(run: RunDocuments) -> FolderCheck:
     except (ValueError, LookupError, TypeError):
         found.findings.append(f"{PAGE.name}: it is not a page of a run")
         return found
-    found.compare(PAGE.name, stated, {Source.COPY: as_read({"left_out": 0, **document([about], title)})}, {})
+    today = as_read({"left_out": 0, **document([about], title)})
+    found.compare(PAGE.name, stated, [Given("what the files of the run give", today)])
     if DATA.sub("", text) != DATA.sub("", page([about], title)):
         found.findings.append(f"{PAGE.name}: its text or its scripts are not those of a page that sotto writes")
     return found

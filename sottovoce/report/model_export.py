@@ -12,16 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from sottovoce.auditing.shown_fields import (
-    EXPORTED,
-    EXPORTED_CARD,
-    EXPORTED_PARAMETERS,
-    EXPORTED_STATE,
-    MEASURED_TOLERANCE,
-    FolderCheck,
-    Source,
-    as_read,
-)
+from sottovoce.auditing.folder_check import MEASURED_TOLERANCE, FolderCheck, Given, as_read
 from sottovoce.errors import InputError
 from sottovoce.learning.exported_model import (
     CARD,
@@ -123,19 +114,19 @@ def check_export(run: FinishedRun) -> FolderCheck:
         found = open_final_model(run.folder, node=stated["node"], data=run.data, uncovered=True)
         card = read_bytes(place / CARD).decode()
         stored = {
-            EXPORTED_PARAMETERS: safetensors.torch.load(read_bytes(place / PARAMETERS)),
-            EXPORTED_STATE: torch.load(io.BytesIO(read_bytes(place / STATE_DICT)), weights_only=True),
+            PARAMETERS: safetensors.torch.load(read_bytes(place / PARAMETERS)),
+            STATE_DICT: torch.load(io.BytesIO(read_bytes(place / STATE_DICT)), weights_only=True),
         }
     except (InputError, OSError, ValueError, KeyError, RuntimeError, pickle.UnpicklingError, SafetensorError) as error:
         check.findings.append(f"{EXPORT.name}: it is not a model of this run: {error}")
         return check
     given = as_read({"format": FORMAT, **_description(found)})
-    check.compare(EXPORTED, stated, {Source.COPY: given}, {})
+    check.compare(f"{EXPORT.name}/{DESCRIPTION}", stated, [Given("what the run gives", given)])
     if card != model_card(found):
-        check.findings.append(f"{EXPORTED_CARD}: it is not the card that belongs to this run")
+        check.findings.append(f"{EXPORT.name}/{CARD}: it is not the card that belongs to this run")
     for name, parameters in stored.items():
         if not _same_parameters(parameters, _state_dict(found)):
-            check.findings.append(f"{name}: its parameters are not those of the models in checkpoint.npz")
+            check.findings.append(f"{EXPORT.name}/{name}: its parameters are not those of the models in checkpoint.npz")
     for path in sorted(place.iterdir()):
         if path.name not in (CARD, DESCRIPTION, PARAMETERS, STATE_DICT):
             check.leave_out(f"{EXPORT.name}/{path.name}", (), "it is not compared with anything")
