@@ -144,8 +144,10 @@ def _values(value: object, keys: tuple[str, ...] = (), place: tuple[str | int, .
 
 def _at(document: Any, place: Sequence[str | int]) -> object:
     for key in place:
+        if isinstance(document, str):
+            return _ABSENT
         try:
-            document = document[key] if isinstance(document, dict | list) else _ABSENT
+            document = document[key]
         except (KeyError, IndexError, TypeError):
             return _ABSENT
     return document

@@ -233,9 +233,9 @@ def _audit_settings(
 ) -> None:
     """What settings really give, and a claim beside it."""
     from sottovoce.auditing.claim_checks import REFUTED
+    from sottovoce.auditing.given_settings import mechanism
     from sottovoce.auditing.lower_bound import round_down
     from sottovoce.auditing.outside_claims import Outcome, OutsideClaim, about_settings
-    from sottovoce.auditing.presets import mechanism
     from sottovoce.support.json_numbers import to_json
 
     found = mechanism(settings, preset)

@@ -395,7 +395,7 @@ def _near_key(section: type[Section], path: list[str]) -> str:
 
 def _without_union_types(path: list[str]) -> list[str]:
     """A path of keys without the names of types that pydantic adds where a value may have several."""
-    types = ("int", "str", "bool", "float", "constrained-str")
+    types = ("int", "str", "bool", "float", "constrained-int", "constrained-str")
     return [part for part in path if not part.startswith(("literal[", "list[", "dict[")) and part not in types]
 
 

@@ -13,9 +13,8 @@ from scipy.special import ndtr
 
 from sottovoce import InputError
 from sottovoce.auditing.evidence import epsilon_at
-from sottovoce.auditing.given_settings import given_settings
+from sottovoce.auditing.given_settings import _of_signs, given_settings, mechanism
 from sottovoce.auditing.outside_claims import LowerBound, Outcome, OutsideClaim, judged
-from sottovoce.auditing.presets import _of_signs, mechanism
 from sottovoce.auditing.sampled_lower_bound import epsilon_at_least
 from sottovoce.auditing.scores import audit_scores
 from sottovoce.privacy.amplification import epsilon_of_batches
