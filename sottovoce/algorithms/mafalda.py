@@ -152,14 +152,14 @@ class Mafalda(Gossip):
 
 @lru_cache(maxsize=16)
 def _optimised_correlation(topology: Topology, wanted: PendingCorrelation) -> Correlation:
-    from sottovoce.matrix_factorization.factorization import degree_classes, factorize_by_class, optimal_correlation
+    from sottovoce.matrix_factorization.factorization import degree_classes, factorize, factorize_by_class
     from sottovoce.matrix_factorization.sampled_noise import best_in_band, settings_in_band
 
     scheme, labels = parse_participation(wanted.participation), degree_classes(topology, wanted.classes)
     if max(labels) == 0:
         if scheme.share < 1:
             return best_in_band(topology, wanted.rounds, scheme.apart).correlation
-        return optimal_correlation(topology, rounds=wanted.rounds, participation=wanted.participation)
+        return factorize(topology, rounds=wanted.rounds, participation=wanted.participation).correlation
     settings = {"rounds": wanted.rounds, "participation": wanted.participation}
     if scheme.share < 1:
         settings = settings_in_band(wanted.rounds, scheme.apart)

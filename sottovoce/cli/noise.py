@@ -58,7 +58,6 @@ def noise_(
     """
     from sottovoce.cli import terminal_plots
     from sottovoce.core.topologies import weigh
-    from sottovoce.matrix_factorization import cache
     from sottovoce.matrix_factorization.factorization import factorize
     from sottovoce.support import files
 
@@ -88,7 +87,7 @@ def noise_(
     if found.refused_file is not None:
         print_note(f"{found.refused_file} does not hold what it should; computed again.")
     if out is not None:
-        files.write(files.check_writable(out), lambda file: cache.write(file, found))
+        files.write(files.check_writable(out), found.write)
     document = {"graph": net.name, **found.document()}
     shown: dict[str, object] = {key: value for key, value in document.items() if key != "for_view"}
     if found.for_view is not None:

@@ -1,9 +1,9 @@
-"""Factorizations computed earlier, in the user's cache folder.
+"""Matrices C that were found earlier, with their proofs, in the user's cache folder.
 
 A file's name is a hash of all that the result follows from: the weights of every round, the number of rounds, the
 participation, the objective, the structure, the gap, and the version. Files appear by renaming a finished one, so that
 concurrent readers and writers never see half a file. Anybody may have written a file: one that cannot be read, is of
-something else or has another sensitivity is refused here; `factorization` computes every figure again from C and proof.
+something else or has another sensitivity is refused here. It holds no figures: `factorization` computes them.
 """
 
 from __future__ import annotations
@@ -15,28 +15,37 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sottovoce._version import __version__
 from sottovoce.core.participation import Participation
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import SottovoceError
-from sottovoce.matrix_factorization.result import Factorization, sensitivity_squared
+from sottovoce.matrix_factorization.result import sensitivity_squared
 from sottovoce.support import files
 from sottovoce.support.json_numbers import JSON
 
-FORMAT = 3
-NUMBERS = ("objective", "lower_bound", "independent", "antipgd", "seconds", "workload_error")
-ARRAYS = ("C", "errors", "proof")
-WORDS = ("participation", "goal", "structure", "among")
+Array = NDArray[np.float64]
 
+FORMAT = 4
 
 LARGEST = 1e100
 """Numbers beyond this have no square that can be computed with."""
+
+ABANDONED = 3600.0
+"""Seconds after which a file that was never finished belongs to a writer that was killed."""
+
+
+class Stored(NamedTuple):
+    """What a search ended with, and the seconds that it took."""
+
+    C: Array
+    proof: Array
+    seconds: float
 
 
 def folder() -> Path | None:
@@ -53,13 +62,16 @@ def folder() -> Path | None:
     return base / "sottovoce" / "noise"
 
 
-def key(topology: Topology, rounds: int, settings: Mapping[str, JSON]) -> str:
-    """A hash of the weights of every round and of all settings."""
+def file_of(topology: Topology, rounds: int, settings: Mapping[str, JSON]) -> Path | None:
+    """Where the result for the weights of every round and these settings lies, or would."""
+    place = folder()
+    if place is None:
+        return None
     digest = hashlib.blake2b(digest_size=20)
     digest.update(json.dumps([FORMAT, __version__, rounds, settings], sort_keys=True).encode())
     for part in _content(topology, rounds):
         digest.update(part)
-    return digest.hexdigest()
+    return place / f"{digest.hexdigest()}.npz"
 
 
 def _content(topology: Topology, rounds: int) -> Iterator[bytes]:
@@ -72,64 +84,31 @@ def _content(topology: Topology, rounds: int) -> Iterator[bytes]:
         yield b"all" if mixing.active is None else mixing.active.tobytes()
 
 
-def path(name: str) -> Path | None:
-    """Where the result of that name lies, or would."""
-    place = folder()
-    return None if place is None else place / f"{name}.npz"
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A file that is there, and does not hold what its name says."""
-
-
-def load(name: str, scheme: Participation, rounds: int) -> Factorization | Refused | None:
-    """The stored result; None where there is none. Its figures are those of the file: they need not be true."""
-    file = path(name)
-    if file is None or not os.path.exists(file):  # False, not an error, where the folder cannot be looked into
-        return None
+def load(file: Path, scheme: Participation, rounds: int) -> Stored | None:
+    """What a file holds; None where that is not what its name says."""
     try:
-        stored = files.read_npz(file)
-        fields: dict[str, Any] = {part: float(stored[part]) for part in NUMBERS}
-        fields |= {part: str(stored[part]) for part in WORDS} | {part: stored[part] for part in ARRAYS}
-        found = Factorization(rounds=len(stored["C"]), **fields)
+        parts = files.read_npz(file)
+        found = Stored(parts["C"], parts["proof"], float(parts["seconds"]))
     except (SottovoceError, MemoryError, KeyError, ValueError, TypeError):
-        return Refused()
-    ours = str(stored.get("key")) == name and found.rounds == rounds and found.participation == str(scheme)
-    return found if ours and _is_sound(found, scheme) else Refused()
+        return None
+    return found if str(parts.get("key")) == file.stem and _is_sound(found, scheme, rounds) else None
 
 
-def _is_sound(found: Factorization, scheme: Participation) -> bool:
-    """Whether C is a triangular matrix of sensitivity 1, and all other arrays and numbers are of the right kind."""
-    C, proof, errors = found.C, found.proof, found.errors
-    square = (len(C), len(C))
-    if (C.shape, proof.shape, errors.shape) != (square, square, square[:1]):
+def _is_sound(found: Stored, scheme: Participation, rounds: int) -> bool:
+    """Whether C is a triangular matrix of sensitivity 1, and the proof a matrix of numbers as large."""
+    for matrix in (found.C, found.proof):
+        if matrix.shape != (rounds, rounds) or matrix.dtype != np.float64 or not (np.abs(matrix) < LARGEST).all():
+            return False
+    if np.triu(found.C, 1).any() or not np.diag(found.C).all() or not 0 <= found.seconds < np.inf:
         return False
-    if any(array.dtype != np.float64 or not np.isfinite(array).all() for array in (C, proof, errors)):
-        return False
-    if np.triu(C, 1).any() or not np.diag(C).all() or not (np.abs(proof) < LARGEST).all():
-        return False
-    numbers = np.array([getattr(found, name) for name in NUMBERS])
-    return bool(np.isfinite(numbers).all() and found.seconds >= 0 and sensitivity_squared(C, scheme) <= 1.0)
+    return sensitivity_squared(found.C, scheme) <= 1.0
 
 
-def store(name: str, found: Factorization) -> None:
+def store(file: Path, found: Stored) -> None:
     """Store a result; a folder that cannot be written is no error."""
-    file = path(name)
-    if file is None:
-        return
     with contextlib.suppress(OSError, SottovoceError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        for left in file.parent.glob("*.part"):  # of writers that were killed
-            if time.time() - left.stat().st_mtime > 3600:
+        for left in file.parent.glob("*.part"):
+            if time.time() - left.stat().st_mtime > ABANDONED:
                 left.unlink(missing_ok=True)
-        files.write(file, lambda part: write(part, found, key=name))
-
-
-def write(file: BinaryIO, found: Factorization, **more: str) -> None:
-    """As npz: C under that name, so that `--correlation FILE` reads it, and the figures beside it."""
-    figures: dict[str, Any] = {name: np.array(getattr(found, name)) for name in (*NUMBERS, *WORDS)}
-    figures |= {name: np.array(value) for name, value in more.items()}
-    if found.for_view is not None:
-        figures["view"] = np.array(found.for_view.view)
-    np.savez_compressed(file, **{name: getattr(found, name) for name in ARRAYS}, **figures)
+        files.write(file, lambda part: np.savez_compressed(part, key=np.array(file.stem), **found._asdict()))

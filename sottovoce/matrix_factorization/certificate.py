@@ -9,28 +9,27 @@ because `<X, Q> <= sum_c v_c sens^2` and `trace(X^-1 H) <X, Q> >= (trace (Q^(1/2
 at the optimum, where Q is X^-1 H X^-1. Away from it that matrix is cut to the classes, which keeps it semidefinite,
 and its diagonal is made constant by scaling rows and columns alike; averaging the diagonal could break
 semidefiniteness. Q is kept as a product F F^T throughout, so that rounding cannot break it either.
+
+A search gets its bound from the point where it stands. `bound_by_classes`, `bound_in_band` and `bound_by_windows` say
+what a matrix proves, wherever it comes from: a search, or a file that anybody may have written. Each makes its matrix
+fit the theorem first, so that any numbers at all give a bound that holds, and only those of a good search a close one.
+
+Runs that are longer than K times B have overlapping patterns, windows of a class. For weights l_w on windows and a
+correlation matrix R (semidefinite, ones on its diagonal), with P_w cutting to window w, `Q = sum_w l_w P_w R P_w` has
+`<X, Q> <= sum_w l_w sens^2`, so the dual value with `sum_w l_w` below the line holds for every C. It need not be tight.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg
+from scipy import linalg, optimize
 
-from sottovoce.matrix_factorization.feasible import Feasible, Point
+from sottovoce.matrix_factorization.optimizer import Certificate, Feasible, Point
 
 Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True, eq=False)
-class Certificate:
-    """A lower bound, and what proves it: F with Q = F F^T, and the common diagonal of each class."""
-
-    value: float
-    F: Array
-    diagonals: Array
 
 
 def certify(point: Point, H: Array, feasible: Feasible) -> Certificate:
@@ -77,4 +76,45 @@ def nuclear(F: Array, H: Array) -> float:
     middle = F.T @ H @ F
     sizes = linalg.eigvalsh((middle + middle.T) / 2, check_finite=False)
     error = 4 * len(H) ** 0.5 * np.finfo(float).eps * float(sizes[-1])
-    return float(np.sqrt(np.maximum(sizes - error, 0.0)).sum()) * (1 - 4 * len(H) * np.finfo(float).eps)
+    return float(np.sqrt(np.maximum(sizes - error, 0.0)).sum() * (1 - 4 * len(H) * np.finfo(float).eps))
+
+
+def bound_by_classes(F: Array, H: Array, classes: NDArray[np.intp], spans: Sequence[slice]) -> float:
+    """The bound of Q = F F^T for every C that is block diagonal over `spans`: of all C, if there is one span.
+
+    Entries of F between rounds of different classes or blocks are left out, and Q gets one diagonal for each class.
+    """
+    blocks = [np.where(np.equal.outer(classes[span], classes[span]), F[span, span], 0.0) for span in spans]
+    scale, total = _common_diagonal(np.concatenate([(block**2).sum(axis=1) for block in blocks]), classes)
+    parts = (nuclear(block * scale[span][:, None], H[span, span]) for span, block in zip(spans, blocks, strict=True))
+    return sum(parts) ** 2 / total if total > 0 else 0.0
+
+
+def bound_in_band(F: Array, H: Array, feasible: Feasible) -> float:
+    """The bound of Q = F F^T for every C with the zeros of `feasible`.
+
+    Where X may differ from zero, Q should not: what is left there by rounding counts against the bound, because no
+    entry of X is larger than the sensitivity squared.
+    """
+    scale, total = _common_diagonal((F**2).sum(axis=1), feasible.classes)
+    F = F * scale[:, None]
+    total += float(np.abs((F @ F.T)[feasible.free]).sum())
+    return nuclear(F, H) ** 2 / total if total > 0 else 0.0
+
+
+def bound_by_windows(G: Array, H: Array, inside: Array) -> float:
+    """The bound from a matrix G like X^-1 H X^-1: its diagonal weighs the windows, its correlations make R."""
+    sizes = np.sqrt(np.maximum(np.diag(G), 1e-300))
+    R = (G + G.T) / (2 * np.outer(sizes, sizes))
+    np.fill_diagonal(R, 1.0)
+    lifted = max(0.0, -float(linalg.eigvalsh(R, subset_by_index=(0, 0), check_finite=False)[0]))
+    R = (R + lifted * np.eye(len(R))) / (1.0 + lifted)
+    weights = optimize.nnls(inside, sizes**2)[0]
+    total = float(weights.sum())
+    return nuclear(root(R * ((inside * weights) @ inside.T)), H) ** 2 / total if total > 0 else 0.0
+
+
+def _common_diagonal(squares: Array, classes: NDArray[np.intp]) -> tuple[Array, float]:
+    """By what to scale rows with these squared norms to the mean of their class, and the sum of these means."""
+    means = np.bincount(classes, weights=squares) / np.bincount(classes)
+    return np.sqrt(means[classes] / np.maximum(squares, 1e-300)), float(means.sum())

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.correlation import Triangular
 from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
-from sottovoce.matrix_factorization import cache as result_cache
+from sottovoce.matrix_factorization import cache as found_before
+from sottovoce.matrix_factorization.cache import Stored
 from sottovoce.matrix_factorization.result import (
     Factorization,
     ForView,
@@ -22,23 +24,27 @@ from sottovoce.matrix_factorization.result import (
     error_of,
     independent_objective,
     normalised,
-    sensitivity_squared,
 )
-from sottovoce.matrix_factorization.structures import Structure
-from sottovoce.matrix_factorization.workload import OBJECTIVES, Workload, workload
+from sottovoce.matrix_factorization.structures import Structure, require_whole
+from sottovoce.matrix_factorization.workload import Workload, workload
 from sottovoce.privacy.views import View, parse_view
-from sottovoce.support.json_numbers import JSON
 from sottovoce.support.limits import Cost, check_cost
 from sottovoce.support.progress import report_stage
 
 Array = NDArray[np.float64]
 
 GAP = 1e-3
-FIGURES = ("objective", "lower_bound", "independent", "antipgd", "workload_error", "errors")
-STRUCTURES = ("dense", "banded", "toeplitz")
 
 ARRAYS, CUBE_SECONDS = 12, 6e-8
 """What a search takes: arrays of rounds by rounds, and seconds for the cube of rounds (measured up to 1,000)."""
+
+MOST_PROBES = 10**6
+"""Their error falls with the root of their number: more say no more."""
+
+LONGEST = 6000
+"""Rounds of a C: its square in numbers, a dozen times over, must fit in memory."""
+
+FIXED_STREAMS = "what a node contributes does not depend on what it received; this is not a proof for training"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,27 +54,36 @@ class _Settings:
     scheme: Participation
     rounds: int
     objective: str
-    structure: str
-    bands: int | None
-    restart: int | None
+    form: Structure
     gap: float
     probes: int | None
     seed: int
-    nodes: tuple[int, ...] | None = None
+    nodes: tuple[int, ...] | None
 
-    def document(self) -> dict[str, JSON]:
-        return {**vars(self), "scheme": str(self.scheme)}
+    def __post_init__(self) -> None:
+        if not isinstance(self.gap, int | float) or not 1e-9 <= self.gap <= 1:
+            raise InputError(f"gap {self.gap}", "it must lie between 1e-9 and 1", "give 0.001, for example")
+        if self.probes is not None:
+            require_whole("probes", self.probes, 2)
+            if self.probes > MOST_PROBES:
+                raise InputError(f"{self.probes} probes", f"at most {MOST_PROBES:,} are drawn", "give fewer")
+        require_whole("seed", self.seed, 0)
 
     def check_cost(self) -> None:
         """Refuse a search that takes too long, before it begins; with restarts only one block is searched."""
-        size = min(self.rounds, self.restart or self.rounds)
+        size = min(self.rounds, self.form.restart or self.rounds)
         cost = Cost(memory=8.0 * ARRAYS * size**2, seconds=CUBE_SECONDS * size**3)
         check_cost(f"a search for the best C of {size:,} rounds", cost, "use restarts with a shorter C")
 
-    @property
-    def form(self) -> Structure:
-        """Which C are searched."""
-        return Structure(name=self.structure, bands=self.bands, restart=self.restart)
+    def file(self, topology: Topology) -> Path | None:
+        """Where the cache has the result, or would."""
+        given = {**vars(self), "scheme": str(self.scheme), "form": vars(self.form)}
+        return found_before.file_of(topology, self.rounds, given)
+
+    def workload(self, topology: Topology) -> Workload:
+        """What the graph contributes."""
+        nodes = None if self.nodes is None else np.array(self.nodes)
+        return workload(topology, self.rounds, self.objective, nodes=nodes, probes=self.probes, seed=self.seed)
 
 
 def factorize(
@@ -82,6 +97,7 @@ def factorize(
     restart: int | None = None,
     view: str | View | Sequence[str | View] | None = None,
     gap: float = GAP,
+    nodes: Sequence[int] | None = None,
     probes: int | None = None,
     seed: int = 0,
     cache: bool = True,
@@ -97,6 +113,7 @@ def factorize(
     - `restart`: start with fresh noise every this many rounds, so that no larger matrix is optimised;
     - `view`: optimise for the exact loss of this adversary (or of several) instead of everyone's;
     - `gap`: the relative distance to the optimum at which to stop;
+    - `nodes`: count the noise of these nodes only;
     - `probes`: estimate H from this many random vectors, drawn with `seed` (automatic for very large graphs).
 
     >>> from sottovoce.core.topologies import metropolis
@@ -109,10 +126,34 @@ def factorize(
     References: unified privacy guarantees for decentralized learning via matrix factorization, Lemma 12 and
     Algorithm 2; H from eigenvalues and the certificate are ours (docs/noise.md).
     """
-    settings = _settings(rounds, participation, objective, structure, bands, restart, gap, probes, seed)
+    scheme = parse_participation(participation)
+    rounds = _rounds(rounds, scheme)
+    form = Structure.within(rounds, scheme, structure, bands, restart)
+    settings = _Settings(
+        scheme=scheme, rounds=rounds, objective=objective, form=form, gap=gap, probes=probes, seed=seed,
+        nodes=None if nodes is None else tuple(nodes),
+    )  # fmt: skip
     if view is not None:
         return _for_view(topology, settings, view, progress)
     return _factorize(topology, settings, cache, progress)
+
+
+def _rounds(rounds: int | None, scheme: Participation) -> int:
+    """How many rounds there are: of K times B rounds unless others are given."""
+    if scheme.shuffled:
+        raise InputError(
+            f"participation {scheme}", "noise is optimised only for known patterns: every, or KxB",
+            "use cycle batches, or an algorithm with independent noise",
+        )  # fmt: skip
+    if rounds is None:
+        if scheme.times is None:
+            raise InputError("participation every without rounds", "their number is needed", "give rounds")
+        rounds = scheme.times * scheme.apart
+    require_whole("rounds", rounds, 1)
+    if rounds > LONGEST:
+        raise InputError(f"{rounds} rounds", f"a dense C has at most {LONGEST} rounds", "use restarts with a shorter C")
+    scheme.check(rounds)
+    return int(rounds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,25 +193,14 @@ def factorize_by_class(topology: Topology, labels: Sequence[int], **settings: An
         raise InputError(
             f"labels of shape {classes.shape} for {topology.n} nodes", "every node has one class", "give a list of them"
         )
-    if set(classes.tolist()) != set(range(int(classes.max()) + 1)):
+    count = int(classes.max()) + 1
+    if set(classes.tolist()) != set(range(count)):
         raise InputError(
             f"classes {sorted(set(classes.tolist()))}", "they must be numbered from 0 without gaps", "renumber them"
         )
-    shared = factorize(topology, **settings)
-    cache = settings.pop("cache", True)
-    settings.pop("progress", None)
-    if settings.pop("view", None) is not None:
-        raise InputError(
-            "classes of nodes together with a view",
-            "only one of the two can be optimised at a time",
-            "leave one of them out",
-        )
-    plain = _settings(**{**_DEFAULTS, **settings})
-    parts = []
-    for c in range(int(classes.max()) + 1):
-        nodes = tuple(np.flatnonzero(classes == c).tolist())
-        parts.append(_factorize(topology, replace(plain, nodes=nodes), cache, None))
-    return ByClass(classes, tuple(parts), shared)
+    members = [np.flatnonzero(classes == c).tolist() for c in range(count)]
+    parts = tuple(factorize(topology, nodes=nodes, **settings) for nodes in members)
+    return ByClass(classes, parts, shared=factorize(topology, **settings))
 
 
 def degree_classes(topology: Topology, classes: int) -> tuple[int, ...]:
@@ -194,129 +224,39 @@ def degree_classes(topology: Topology, classes: int) -> tuple[int, ...]:
     return tuple((np.searchsorted(firsts, degrees, side="right") - 1).tolist())
 
 
-MOST_PROBES = 10**6
-"""Their error falls with the root of their number: more say no more."""
-
-LONGEST = 6000
-"""Rounds of a C: its square in numbers, a dozen times over, must fit in memory."""
-
-_DEFAULTS: dict[str, Any] = {
-    "rounds": None, "participation": "every", "objective": "all", "structure": "dense", "bands": None, "restart": None,
-    "gap": GAP, "probes": None, "seed": 0,
-}  # fmt: skip
-
-
-def _settings(
-    rounds: int | None,
-    participation: str | Participation,
-    objective: str,
-    structure: str,
-    bands: int | None,
-    restart: int | None,
-    gap: float,
-    probes: int | None,
-    seed: int,
-) -> _Settings:
-    """The settings, checked, with what is left out filled in."""
-    scheme = parse_participation(participation)
-    if scheme.shuffled:
-        raise InputError(
-            f"participation {scheme}", "noise is optimised only for known patterns: every, or KxB",
-            "use cycle batches, or an algorithm with independent noise",
-        )  # fmt: skip
-    if rounds is None:
-        if scheme.times is None:
-            raise InputError("participation every without rounds", "their number is needed", "give rounds")
-        rounds = scheme.times * scheme.apart
-    _whole("rounds", rounds, 1)
-    if rounds > LONGEST:
-        raise InputError(f"{rounds} rounds", f"a dense C has at most {LONGEST} rounds", "use restarts with a shorter C")
-    scheme.check(rounds)
-    for value, known, what in ((objective, OBJECTIVES, "objective"), (structure, STRUCTURES, "structure")):
-        if value not in known:
-            raise InputError(f"{what} {value!r}", f"known: {', '.join(known)}", "choose one of them")
-    if not isinstance(gap, int | float) or not 1e-9 <= gap <= 1:
-        raise InputError(f"gap {gap}", "it must lie between 1e-9 and 1", "give 0.001, for example")
-    if structure == "dense" and bands is not None:
-        raise InputError(f"{bands} bands of a dense C", "only banded and toeplitz have bands", "choose one of these")
-    if restart is not None:
-        _whole("restart", restart, 1)
-        if structure != "dense":
-            raise InputError(
-                f"restarts of a {structure} C",
-                "the blocks between restarts are dense",
-                "leave out the structure or the restarts",
-            )
-    if structure != "dense":
-        own = rounds if scheme.times is None else min(scheme.apart, rounds)
-        bands = own if bands is None else bands
-        _whole("bands", bands, 1)
-        bands = min(bands, rounds)
-    if probes is not None:
-        _whole("probes", probes, 2)
-        if probes > MOST_PROBES:
-            raise InputError(f"{probes} probes", f"at most {MOST_PROBES:,} are drawn", "give fewer")
-    _whole("seed", seed, 0)
-    return _Settings(
-        scheme=scheme, rounds=int(rounds), objective=objective, structure=structure, bands=bands, restart=restart,
-        gap=float(gap), probes=probes, seed=int(seed),
-    )  # fmt: skip
-
-
-def _whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise InputError(
-            f"{name} = {value!r}", f"a whole number from {least}", f"give {name}={max(least, 1)}, for example"
-        )
-
-
 def _factorize(
     topology: Topology, settings: _Settings, cache: bool, progress: Callable[[float], None] | None
 ) -> Factorization:
-    name = result_cache.key(topology, settings.rounds, settings.document())
-    stored = result_cache.load(name, settings.scheme, settings.rounds) if cache else None
-    started = time.perf_counter()
+    file = settings.file(topology) if cache else None
+    there = file is not None and os.path.exists(file)  # False, not an error, where the folder cannot be looked into
+    stored = found_before.load(file, settings.scheme, settings.rounds) if file is not None and there else None
     if stored is None:
         settings.check_cost()
+    started = time.perf_counter()
     report_stage(f"searching for the best noise correlation over {settings.rounds:,} rounds")
-    work = _workload(topology, settings)
-    if isinstance(stored, Factorization) and (known := _checked(stored, work, settings)) is not None:
-        return known
-    settings.check_cost()
+    work = settings.workload(topology)
+    if stored is not None and (known := _as_good_as_asked(stored, work, settings)) is not None:
+        return replace(known, cached=True)
     factor = settings.form.optimise(work.H, settings.scheme, settings.gap, progress)
     C = _no_worse_than_independent(normalised(factor.C, settings.scheme), work.H, settings.scheme)
-    found = _with_figures(C, factor.proof, work, settings, time.perf_counter() - started)
-    if cache:
-        result_cache.store(name, found)
-    return replace(found, refused_file=result_cache.path(name) if stored is not None else None)
+    found = Stored(C, factor.proof, time.perf_counter() - started)
+    if file is not None:
+        found_before.store(file, found)
+    return replace(_with_figures(found, work, settings), refused_file=file if there else None)
 
 
-def optimal_correlation(topology: Topology, *, rounds: int, participation: str) -> Triangular:
-    """The C that `factorize` finds. One in the cache is taken where it is as good as it should be, and no other."""
-    return factorize(topology, rounds=rounds, participation=participation).correlation
+def _as_good_as_asked(stored: Stored, work: Workload, settings: _Settings) -> Factorization | None:
+    """What a file of the cache holds, which anybody may have written; None where its C is not good enough.
 
-
-def _checked(stored: Factorization, work: Workload, settings: _Settings) -> Factorization | None:
-    """A stored result with all figures computed again; None where its file has others, or its C is not good enough.
-
-    Anybody may have written the file. Where a search cannot tell how good its own C is, no better one is asked for.
+    Where a search cannot tell how good its own C is, no better one is asked for.
     """
     try:
         with np.errstate(all="ignore"):
-            found = _with_figures(stored.C, stored.proof, work, settings, stored.seconds)
+            found = _with_figures(stored, work, settings)
     except (ValueError, RuntimeError):  # what scipy raises about matrices that no search ends with
         return None
-    same = all(np.allclose(getattr(stored, name), getattr(found, name), rtol=1e-9, atol=0.0) for name in FIGURES)
-    same = same and all(getattr(stored, name) == getattr(found, name) for name in result_cache.WORDS)
     good = found.gap <= settings.gap * (1 + 1e-6) or not settings.form.is_provable(work.H, settings.scheme)
-    return replace(found, cached=True) if same and good else None
-
-
-def _workload(topology: Topology, settings: _Settings) -> Workload:
-    nodes = None if settings.nodes is None else np.array(settings.nodes)
-    return workload(
-        topology, settings.rounds, settings.objective, nodes=nodes, probes=settings.probes, seed=settings.seed
-    )
+    return found if good and np.isfinite(found.objective) else None
 
 
 def _no_worse_than_independent(C: Array, H: Array, scheme: Participation) -> Array:
@@ -325,17 +265,17 @@ def _no_worse_than_independent(C: Array, H: Array, scheme: Participation) -> Arr
     return plain if error_of(C, H) > error_of(plain, H) else C
 
 
-def _with_figures(C: Array, proof: Array, work: Workload, settings: _Settings, seconds: float) -> Factorization:
+def _with_figures(found: Stored, work: Workload, settings: _Settings) -> Factorization:
     """A C of sensitivity 1 and its figures, computed from it, its proof and nothing else."""
-    inverse = np.linalg.solve(C, np.eye(len(C)))
+    inverse = np.linalg.solve(found.C, np.eye(len(found.C)))
     return Factorization(
-        C=C,
-        proof=proof,
-        objective=error_of(C, work.H),
-        lower_bound=settings.form.bound_of(proof, work.H, settings.scheme),
+        C=found.C,
+        proof=found.proof,
+        objective=error_of(found.C, work.H),
+        lower_bound=settings.form.bound_of(found.proof, work.H, settings.scheme),
         independent=independent_objective(work.H, settings.scheme),
         antipgd=antipgd_objective(work.H, settings.scheme),
-        seconds=seconds,
+        seconds=found.seconds,
         rounds=settings.rounds,
         participation=str(settings.scheme),
         goal=settings.objective,
@@ -355,49 +295,41 @@ def _for_view(
     """The C for one adversary or several, and what it gains over the C for everyone."""
     from sottovoce.matrix_factorization import for_view
 
-    if settings.structure != "dense" or settings.restart is not None:
-        raise InputError(
-            f"a {settings.structure} C for a view", "for a view, the search is over all C", "leave out the structure"
-        )
+    if settings.form != Structure():
+        rule = "for a view, the search is over all C"
+        raise InputError(f"a {settings.form.name} C for a view", rule, "leave out structure and restarts")
+    if settings.nodes is not None:
+        rule = "only one of the two can be optimised at a time"
+        raise InputError("the noise of some nodes for a view", rule, "leave one of them out")
     given = [view] if isinstance(view, str | View) else view
     views = [one for each in given for one in parse_view(each, labels=topology.names).coalitions(topology.n)]
     if not views:
         raise InputError("no view", "there must be at least one", "give node:0, for example")
-    started = time.perf_counter()
+    started, scheme = time.perf_counter(), settings.scheme
     observed = for_view.observed_views(topology, views, settings.rounds)
     settings.check_cost()
-    work = _workload(topology, settings)
-    common = settings.form.optimise(work.H, settings.scheme, settings.gap)
-    found = for_view.optimise_for_views(observed, work.H, settings.scheme, common.C, settings.gap, progress)
-    best, usual, plain = (
-        for_view.exact_loss(C, topology, views, settings.scheme) * error_of(C, work.H)
-        for C in (found.C, common.C, np.eye(settings.rounds))
-    )
+    work = settings.workload(topology)
+
+    def cost(C: Array) -> float:
+        return for_view.exact_loss(C, topology, views, scheme) * error_of(C, work.H)
+
+    common = settings.form.optimise(work.H, scheme, settings.gap)
+    found = for_view.optimise_for_views(observed, work.H, scheme, common.C, settings.gap, progress)
+    best, usual, independent = cost(found.C), cost(common.C), cost(np.eye(settings.rounds))
     winner = found.C if best <= usual else common.C
-    C = normalised(winner, settings.scheme)
-    result = _with_figures(C, common.proof, work, settings, time.perf_counter() - started)
+    C = normalised(winner, scheme)
     closed = for_view.proven_for_training(winner, topology, views)
     against_views = ForView(
         view="; ".join(map(str, views)),
-        loss=for_view.exact_loss(result.C, topology, views, settings.scheme),
+        loss=for_view.exact_loss(C, topology, views, scheme),
         gain=usual / min(best, usual),
-        gain_over_independent=plain / min(best, usual),
+        gain_over_independent=independent / min(best, usual),
         kind="any-training" if closed else "fixed-streams",
         proven_for_training=closed,
-        assumption=""
-        if closed
-        else "what a node contributes does not depend on what it received; this is not a proof for training",
+        assumption="" if closed else FIXED_STREAMS,
     )
-    assert sensitivity_squared(result.C, settings.scheme) <= 1.0
+    for_everyone = _with_figures(Stored(C, common.proof, time.perf_counter() - started), work, settings)
     return replace(
-        result, objective=against_views.loss * result.objective, lower_bound=float(found.lower_bound),
-        independent=plain, for_view=against_views,
-        antipgd=_antipgd_for(topology, views, work.H, settings), seconds=time.perf_counter() - started,
+        for_everyone, objective=against_views.loss * for_everyone.objective, lower_bound=float(found.lower_bound),
+        independent=independent, antipgd=cost(np.tril(np.ones_like(C))), for_view=against_views,
     )  # fmt: skip
-
-
-def _antipgd_for(topology: Topology, views: Sequence[View], H: Array, settings: _Settings) -> float:
-    from sottovoce.matrix_factorization.for_view import exact_loss
-
-    C = np.tril(np.ones((settings.rounds, settings.rounds)))
-    return exact_loss(C, topology, views, settings.scheme) * error_of(C, H)

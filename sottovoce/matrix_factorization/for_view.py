@@ -136,21 +136,17 @@ def observed_views(topology: Topology, views: Sequence[View], rounds: int) -> li
 
 def _search_cost(observation: Observation, views: int) -> Cost:
     """What a search for views like this one takes: by far most of it are products with its rows."""
-    rows, sources = _rows(observation), len(observation.steps[0].noise_columns)
+    rows, sources = observation.rows, len(observation.steps[0].noise_columns)
     columns = len(observation.steps) * sources
     entries = rows * columns
     memory, seconds = 6 * views * entries + 2 * columns**2, PRODUCT_SECONDS * views * entries * rows
     return Cost(memory=8.0 * memory, seconds=EVALUATIONS * seconds)
 
 
-def _rows(observation: Observation) -> int:
-    return observation.rows
-
-
 def _orthonormal(observation: Observation) -> ObservedView:
     """A and B of a view in an orthonormal basis of the noise it observes."""
     rounds, sources = len(observation.steps), len(observation.steps[0].noise_columns)
-    if not _rows(observation):
+    if not observation.rows:
         raise Unaccountable(f"{observation.view} receives nothing, so there is no noise to optimise")
     A_RTV, B_RZ = observation.dense()
     left, sizes, right = linalg.svd(B_RZ, full_matrices=False, check_finite=False)
@@ -160,14 +156,13 @@ def _orthonormal(observation: Observation) -> ObservedView:
 
 
 class _Term(NamedTuple):
-    """One view, victim and pattern: its loss, the R with which it is `<M, R>`, and its M."""
+    """One view, victim and pattern: its loss, and the R with which it is `<M, R>`."""
 
     view: int
     victim: int
     pattern: NDArray[np.intp]
     value: float
     R: Array
-    M: Array
 
 
 class _Problem:
@@ -238,7 +233,7 @@ class _Problem:
             for victim in range(view.A.shape[2]):
                 for pattern in self._patterns:
                     M = M_VTT[victim][np.ix_(pattern, pattern)]
-                    terms.append(_Term(number, victim, pattern, *_rounded_sum(M, rounding), M))
+                    terms.append(_Term(number, victim, pattern, *_rounded_sum(M, rounding)))
         return terms, whitened_views
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +13,21 @@ from scipy import linalg
 from sottovoce.core.correlation import Triangular
 from sottovoce.core.participation import Participation
 from sottovoce.privacy.worst_case import worst_case
-from sottovoce.support.json_numbers import JSON
+from sottovoce.support.json_numbers import JSON, to_json
 
 Array = NDArray[np.float64]
+
+FACTS = (
+    "objective", "lower_bound", "gap", "independent", "antipgd", "seconds", "rounds", "participation", "goal",
+    "structure", "workload_error", "cached",
+)  # fmt: skip
+"""What a document has, besides that for which the bound holds."""
+
+WRITTEN = (
+    "C", "errors", "proof", "objective", "lower_bound", "independent", "antipgd", "seconds", "workload_error",
+    "participation", "goal", "structure", "among",
+)  # fmt: skip
+"""What a file has."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +54,7 @@ class Factorization:
 
     Guarantees: C is lower triangular; its sensitivity under the participation scheme is at most 1; `objective` is
     that of this very C; no C of the family that `among` names is better than `lower_bound`, which `proof` proves.
-    `refused_file` is a file of the cache whose content was not valid.
+    `refused_file` is a file of the cache that did not hold such a C.
     """
 
     C: Array = field(repr=False)
@@ -84,26 +97,16 @@ class Factorization:
 
     def document(self) -> dict[str, JSON]:
         """As JSON."""
-        facts: dict[str, JSON] = {
-            "objective": self.objective,
-            "lower_bound": self.lower_bound,
-            "gap": self.gap,
-            "independent": self.independent,
-            "antipgd": self.antipgd,
-            "seconds": self.seconds,
-            "rounds": self.rounds,
-            "participation": self.participation,
-            "goal": self.goal,
-            "structure": self.structure,
-            "bound_holds_for": self.among,
-            "workload_error": self.workload_error,
-            "cached": self.cached,
-        }
-        if np.isinf(self.gap):
-            facts["gap"] = "inf"
+        facts: dict[str, JSON] = {name: getattr(self, name) for name in FACTS}
+        facts |= {"gap": to_json(self.gap), "bound_holds_for": self.among}
+        return facts if self.for_view is None else {**facts, "for_view": {**vars(self.for_view)}}
+
+    def write(self, file: BinaryIO) -> None:
+        """As npz: C under that name, so that `--correlation FILE` reads it, and the figures beside it."""
+        parts: dict[str, Any] = {name: np.array(getattr(self, name)) for name in WRITTEN}
         if self.for_view is not None:
-            facts["for_view"] = {name: getattr(self.for_view, name) for name in ForView.__dataclass_fields__}
-        return facts
+            parts["view"] = np.array(self.for_view.view)
+        np.savez_compressed(file, **parts)
 
 
 def normalised(C: Array, scheme: Participation) -> Array:

@@ -6,24 +6,39 @@
 - Toeplitz: one coefficient a lag; not convex in X, so its distance to the optimum is that to the dense one.
 - restarts: blocks of rounds with fresh noise; C is block diagonal, and the search never meets a matrix larger than a
   block. How much of a class's budget each block gets is settled between the blocks.
+
+In runs longer than K times B the same data shows in any K rounds of a class that follow each other. Patterns are then
+overlapping windows of a class: X is zero between two rounds of one window, and the diagonal sums to at most 1 over
+each. A dense search takes turns there: entries off the diagonal with the diagonal fixed, then a scale for each round.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize
+from scipy import linalg, optimize
 
 from sottovoce.core.participation import Participation
-from sottovoce.matrix_factorization import windows
-from sottovoce.matrix_factorization.certificate import certify, certify_banded
-from sottovoce.matrix_factorization.feasible import Feasible, Point, lower_factor
-from sottovoce.matrix_factorization.optimizer import Progress, SearchResult, is_singular, search
-from sottovoce.matrix_factorization.proofs import bound_by_classes, bound_by_windows, bound_in_band
+from sottovoce.errors import InputError
+from sottovoce.matrix_factorization.certificate import (
+    bound_by_classes,
+    bound_by_windows,
+    bound_in_band,
+    certify,
+    certify_banded,
+)
+from sottovoce.matrix_factorization.optimizer import (
+    Feasible,
+    Point,
+    Progress,
+    SearchResult,
+    is_singular,
+    lower_factor,
+    search,
+)
 from sottovoce.support.threads import one_thread
 
 Array = NDArray[np.float64]
@@ -33,6 +48,12 @@ DAMPING = 0.25
 
 SWEEPS = 60
 """How often the blocks of a run with restarts may trade their budgets."""
+
+TURNS = 8
+NORMS = (10.0, 50.0, 200.0, 1000.0, 4000.0)
+"""How closely the largest window is followed while scales are chosen."""
+
+STRUCTURES = ("dense", "banded", "toeplitz")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,13 +72,35 @@ class Structure:
     bands: int | None = None
     restart: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.name not in STRUCTURES:
+            raise InputError(f"structure {self.name!r}", f"known: {', '.join(STRUCTURES)}", "choose one of them")
+        if self.bands is not None:
+            if self.name == "dense":
+                rule = "only banded and toeplitz have bands"
+                raise InputError(f"{self.bands} bands of a dense C", rule, "choose one of these")
+            require_whole("bands", self.bands, 1)
+        if self.restart is not None:
+            require_whole("restart", self.restart, 1)
+            if self.name != "dense":
+                rule = "the blocks between restarts are dense"
+                raise InputError(f"restarts of a {self.name} C", rule, "leave out the structure or the restarts")
+
+    @classmethod
+    def within(cls, rounds: int, scheme: Participation, name: str, bands: int | None, restart: int | None) -> Structure:
+        """With no more bands than rounds; with B bands unless others are given."""
+        if name != "dense":
+            own = rounds if scheme.times is None else scheme.apart
+            bands = min(rounds, own if bands is None else bands)
+        return cls(name=name, bands=bands, restart=restart)
+
     def __str__(self) -> str:
         return self.name if self.bands is None else f"{self.name}, {self.bands} bands"
 
     def optimise(self, H: Array, scheme: Participation, gap: float, progress: Progress | None = None) -> ProvenFactor:
         """The best C of this structure that is found, with its proof."""
-        if self._restarts(len(H)):
-            return restarts(H, scheme, cast("int", self.restart), gap, progress)
+        if self.restart is not None and self.restart < len(H):
+            return restarts(H, scheme, self.restart, gap, progress)
         if self.bands is None:
             return dense(H, scheme, gap, progress)
         make = banded if self.name == "banded" else toeplitz
@@ -65,21 +108,18 @@ class Structure:
 
     def bound_of(self, proof: Array, H: Array, scheme: Participation) -> float:
         """No C of those that `among` names is better than this, whatever the matrix is."""
-        return float(self._bound_of(proof, H, scheme))
-
-    def _bound_of(self, proof: Array, H: Array, scheme: Participation) -> float:
         T, per_class = len(H), patterns_per_class(scheme, len(H)) ** 2
-        if self._restarts(T):
-            return bound_by_classes(proof, H, classes_of(scheme, T), _spans(T, cast("int", self.restart))) / per_class
         if self.name == "banded":
             return bound_in_band(proof, H, feasible(scheme, T, self.bands)) / per_class
-        if windows.overlap(scheme, T):
-            return bound_by_windows(proof, H, windows.windows(scheme, T))
+        if self.restart is not None and self.restart < T:
+            return bound_by_classes(proof, H, classes_of(scheme, T), _spans(T, self.restart)) / per_class
+        if overlap(scheme, T):
+            return bound_by_windows(proof, H, windows(scheme, T))
         return bound_by_classes(proof, H, classes_of(scheme, T), [slice(0, T)])
 
     def among(self, rounds: int) -> str:
         """For which C the bound holds."""
-        if self._restarts(rounds):
+        if self.restart is not None and self.restart < rounds:
             return f"C with restarts every {self.restart} rounds"
         return f"C with {self.bands} bands" if self.name == "banded" else "all C"
 
@@ -88,11 +128,15 @@ class Structure:
 
         Not where patterns overlap, with one coefficient a lag, or for a singular H, which wants a C without inverse.
         """
-        overlapping = windows.overlap(scheme, len(H))
-        return self.name != "toeplitz" and not overlapping and not is_singular(H)
+        return self.name != "toeplitz" and not overlap(scheme, len(H)) and not is_singular(H)
 
-    def _restarts(self, rounds: int) -> bool:
-        return self.restart is not None and self.restart < rounds
+
+def require_whole(name: str, value: object, least: int) -> None:
+    """Refuse what is no whole number, or too small."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise InputError(
+            f"{name} = {value!r}", f"a whole number from {least}", f"give {name}={max(least, 1)}, for example"
+        )
 
 
 def classes_of(scheme: Participation, rounds: int) -> NDArray[np.intp]:
@@ -111,11 +155,78 @@ def feasible(scheme: Participation, rounds: int, bands: int | None = None) -> Fe
 
 def dense(H: Array, scheme: Participation, gap: float, progress: Progress | None = None) -> ProvenFactor:
     """The best C of all."""
-    found = search(H, feasible(scheme, len(H)), gap=gap, progress=progress)
+    found = search(H, feasible(scheme, len(H)), certify, gap=gap, progress=progress)
     X, proof = found.X, found.certificate.F
-    if windows.overlap(scheme, len(H)):
-        X, proof = windows.refine(X, H, scheme, gap, progress)
+    if overlap(scheme, len(H)):
+        X, proof = _refined(X, H, windows(scheme, len(H)), gap, progress)
     return ProvenFactor(lower_factor(X), proof)
+
+
+def overlap(scheme: Participation, rounds: int) -> bool:
+    """Whether patterns are windows of a class."""
+    return scheme.times is not None and scheme.times * scheme.apart < rounds
+
+
+def windows(scheme: Participation, rounds: int) -> Array:
+    """Which rounds are in which window: 1 or 0, a row for each round and a column for each window."""
+    patterns = scheme.patterns(rounds)
+    inside = np.zeros((rounds, len(patterns)))
+    for number, pattern in enumerate(patterns):
+        inside[pattern, number] = 1.0
+    return inside
+
+
+def _refined(X: Array, H: Array, inside: Array, gap: float, progress: Progress | None) -> tuple[Array, Array]:
+    """A better X than one that was found for whole classes, and the G from which `bound_by_windows` bounds it best."""
+    free = (inside @ inside.T) == 0
+    best, value, lower, proof = X, np.inf, 0.0, _dual(X, H)
+    for _ in range(TURNS):
+        X = _rescaled(X, H, inside)
+        now = float(np.trace(linalg.solve(X, H, assume_a="pos", check_finite=False)))
+        G = _dual(X, H)
+        bound = bound_by_windows(G, H, inside)
+        lower, proof = (bound, G) if bound > lower else (lower, proof)
+        before = value
+        if now < value:
+            best, value = X, now
+        if progress is not None:
+            progress(value / lower - 1)
+        if value <= (1 + gap) * lower or value > (1 - gap / 10) * before:
+            break
+        space = Feasible(np.arange(len(H)), free, np.diag(X).copy())
+        X = search(H, space, certify_banded, gap=gap / 4, start=X).X
+    return best, proof
+
+
+def _rescaled(X: Array, H: Array, inside: Array) -> Array:
+    """D X D with the best diagonal D for which no window sums to more than 1."""
+    error = linalg.inv(X) * H
+    diagonal = np.diag(X)
+
+    def value(logarithms: Array, norm: float) -> tuple[float, Array]:
+        scale = np.exp(-logarithms)
+        total = float(scale @ error @ scale)
+        sizes = diagonal / scale**2
+        sums = inside.T @ sizes
+        shares = sums / sums.max()
+        mass = float((shares**norm).sum())
+        slope = 2 * sizes * (inside @ shares ** (norm - 1)) / (sums.max() * mass)
+        return (
+            float(np.log(total) + np.log(sums.max()) + np.log(mass) / norm),
+            slope - 2 * scale * (error @ scale) / total,
+        )
+
+    logarithms = np.zeros(len(X))
+    for norm in NORMS:
+        logarithms = optimize.minimize(value, logarithms, (norm,), "L-BFGS-B", jac=True, options={"maxiter": 500}).x
+    scaled = X * np.exp(np.add.outer(logarithms, logarithms))
+    return np.asarray(scaled / (inside.T @ np.diag(scaled)).max())
+
+
+def _dual(X: Array, H: Array) -> Array:
+    """G = X^-1 H X^-1."""
+    half = linalg.solve(X, H, assume_a="pos", check_finite=False)
+    return np.asarray(linalg.solve(X, half.T, assume_a="pos", check_finite=False))
 
 
 def patterns_per_class(scheme: Participation, rounds: int) -> int:
@@ -133,7 +244,7 @@ def patterns_per_class(scheme: Participation, rounds: int) -> int:
 def banded(H: Array, scheme: Participation, bands: int, gap: float, progress: Progress | None = None) -> ProvenFactor:
     """The best C with so many bands."""
     space = feasible(scheme, len(H), bands)
-    found = search(H, space, gap=gap, bound=certify_banded, progress=progress)
+    found = search(H, space, certify_banded, gap=gap, progress=progress)
     C = lower_factor(found.X)
     far = np.subtract.outer(np.arange(len(H)), np.arange(len(H)))
     return ProvenFactor(np.where(far < bands, C, 0.0), found.certificate.F)
@@ -228,7 +339,7 @@ def _block(
     if start is not None:
         scale = np.sqrt(space.budgets / space.sums(np.diag(start)))[renumbered]
         start = start * np.outer(scale, scale)
-    return search(H, space, gap=gap, start=start, bound=certify), present
+    return search(H, space, certify, gap=gap, start=start), present
 
 
 def _joint_proof(

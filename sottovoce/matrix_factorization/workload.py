@@ -67,6 +67,8 @@ def workload(
     """H of a topology; with `nodes`, of the noise of these nodes only."""
     if objective not in OBJECTIVES:
         raise InputError(f"objective {objective!r}", f"known: {', '.join(OBJECTIVES)}", "choose one of them")
+    if nodes is not None and not np.isin(nodes, np.arange(topology.n)).all():
+        raise InputError(f"nodes {nodes.tolist()}", f"there are {topology.n}, counted from 0", "name some of these")
     for t in range(1 if topology.static else rounds):
         topology.at(t).require("row-stochastic")
     if not topology.static:

@@ -24,10 +24,9 @@ from sottovoce import (
 )
 from sottovoce.core.correlation import Differences, Triangular
 from sottovoce.core.participation import parse_participation
-from sottovoce.matrix_factorization import cache, for_view, structures
-from sottovoce.matrix_factorization.certificate import nuclear
-from sottovoce.matrix_factorization.feasible import lower_factor
-from sottovoce.matrix_factorization.optimizer import search
+from sottovoce.matrix_factorization import for_view, structures
+from sottovoce.matrix_factorization.certificate import certify, nuclear
+from sottovoce.matrix_factorization.optimizer import lower_factor, search
 from sottovoce.matrix_factorization.result import error_of, normalised, sensitivity_squared
 from sottovoce.matrix_factorization.workload import workload
 
@@ -263,7 +262,7 @@ def test_every_result_keeps_its_word(settings):
 
 def test_optimised_x_is_c_transpose_c():
     H, space = prefix(24), structures.feasible(parse_participation("3x8"), 24)
-    found = search(H, space, gap=1e-6)
+    found = search(H, space, certify, gap=1e-6)
     C = lower_factor(found.X)
     np.testing.assert_allclose(C.T @ C, found.X, atol=1e-14)
     same = np.equal.outer(np.arange(24) % 8, np.arange(24) % 8) & ~np.eye(24, dtype=bool)
@@ -337,7 +336,7 @@ def test_ego_graph(data):
 def test_files_of_a_factorization_are_read_as_correlation(tmp_path):
     found = factorize(metropolis("ring:4"), participation="2x4")
     with open(tmp_path / "c.npz", "wb") as file:
-        cache.write(file, found)
+        found.write(file)
     np.testing.assert_array_equal(
         algorithm("mafalda", sigma=1.0, correlation=os.fspath(tmp_path / "c.npz")).noise.correlation.matrix(8), found.C
     )

@@ -12,8 +12,7 @@ from sottovoce import InputError, algorithm, factorize, metropolis, sampled_epsi
 from sottovoce.core.correlation import Banded, Triangular
 from sottovoce.core.graphs import graph
 from sottovoce.core.participation import Participation
-from sottovoce.matrix_factorization.banded_columns import banded_columns, lower_bound, modes_of
-from sottovoce.matrix_factorization.banded_error import banded_error
+from sottovoce.matrix_factorization.banded_columns import banded_columns, banded_error, lower_bound, modes_of
 from sottovoce.matrix_factorization.result import error_of
 from sottovoce.matrix_factorization.sampled_noise import best_in_band, sampled_noise
 from sottovoce.matrix_factorization.workload import workload
