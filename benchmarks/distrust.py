@@ -32,7 +32,7 @@ MODULES = (
     "support.regular_files", "support.text", "schemas.validation", "support.limits", "support.files",
     "support.processes", "support.auditor_key",
     "cli.terminal", "cli.progress_lines", "privacy.account_cost", "run.layout",
-    "run.noise_key_file", "run.stated_guarantees",
+    "run.stated_guarantees",
 )  # fmt: skip
 ALSO = {"tracing.policy": ("trace_cost",), "run.checkpoint": ("save", "load"), "run.execute": ("_check_memory",)}
 """Functions of other modules that are there for the same reason, or hold checks of it."""

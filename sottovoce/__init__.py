@@ -75,11 +75,11 @@ if TYPE_CHECKING:
     from sottovoce.report.page import write_page as write_page
     from sottovoce.run.build import build_run as build_run
     from sottovoce.run.execute import run_experiment as run_experiment
-    from sottovoce.run.module_training import PrivateModules as PrivateModules
-    from sottovoce.run.module_training import train_module as train_module
     from sottovoce.run.privacy_report import report_privacy as report_privacy
+    from sottovoce.run.simulation import PrivateModules as PrivateModules
     from sottovoce.run.simulation import Run as Run
     from sottovoce.run.simulation import simulate as simulate
+    from sottovoce.run.simulation import train_module as train_module
     from sottovoce.support.config import RecordingSettings, parse_experiment
     from sottovoce.support.own_code import code_from
     from sottovoce.tracing.linear_system import LinearSystem
@@ -207,14 +207,12 @@ _WITH_TORCH = {
     "report.page": ("write_page",),
     "run.build": ("build_run",),
     "run.execute": ("run_experiment",),
-    "run.module_training": (
-        "PrivateModules",
-        "train_module",
-    ),
     "run.privacy_report": ("report_privacy",),
     "run.simulation": (
+        "PrivateModules",
         "Run",
         "simulate",
+        "train_module",
     ),
 }
 """Not among what `from sottovoce import *` takes, for that would load torch."""

@@ -139,7 +139,7 @@ class RunPlan:
 def _read_plan(file: Path, settings: list[str], only: str | None, out: Path) -> RunPlan:
     """Read a file; what cannot be carried out is refused before any work."""
     from sottovoce.attacks.on_sweeps import check_attacks
-    from sottovoce.run.noise_key_file import with_key_from_file
+    from sottovoce.run.layout import with_key_from_file
     from sottovoce.run.sweep import expand_sweep
     from sottovoce.support.config import apply_overrides
     from sottovoce.support.files import check_folder

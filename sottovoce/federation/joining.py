@@ -60,10 +60,9 @@ from sottovoce.ledger.spending import Spending
 from sottovoce.ledger.steps import Steps
 from sottovoce.report.page import write_page_of
 from sottovoce.run.layout import RunFiles, make_folder
-from sottovoce.run.metrics import is_measured
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_ledger import planned_run
-from sottovoce.run.training_run import RunState, TrainingRun
+from sottovoce.run.training_run import RunState, TrainingRun, is_measured
 from sottovoce.support.config import Document
 from sottovoce.support.files import open_to_append, owner_only, write, write_text
 from sottovoce.support.json_numbers import JSON, to_json

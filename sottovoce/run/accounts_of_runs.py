@@ -22,8 +22,7 @@ from sottovoce.privacy.sampled_batches import sampled_figure
 from sottovoce.privacy.views import View, everyone, parse_view, with_final_models
 from sottovoce.run.fingerprint import public_fingerprint
 from sottovoce.run.finished_run import accountant_of
-from sottovoce.run.layout import RunFiles
-from sottovoce.run.noise_key_file import noise_check
+from sottovoce.run.layout import RunFiles, noise_check
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant, published_models
 from sottovoce.run.run_documents import damaged_run

@@ -21,11 +21,10 @@ from sottovoce.learning.tables import Table
 from sottovoce.learning.tasks import Evaluation
 from sottovoce.run.build import build_accountant, build_run
 from sottovoce.run.layout import RunFiles
-from sottovoce.run.metrics import NodeSummary
 from sottovoce.run.parallel import map_in_processes
 from sottovoce.run.protocol import local_step_size
 from sottovoce.run.sweep import FinishedSweepRun
-from sottovoce.run.training_run import TrainingRun
+from sottovoce.run.training_run import NodeSummary, TrainingRun
 from sottovoce.support.config import AlgorithmChoice, Document, Experiment
 from sottovoce.support.progress import Progress
 from sottovoce.support.threads import WORKERS, threads

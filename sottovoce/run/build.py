@@ -26,7 +26,7 @@ from sottovoce.learning.tables import Table, is_folder_of_tables, join_tables, r
 from sottovoce.learning.tasks import Gradients, task
 from sottovoce.planning.question import Question
 from sottovoce.privacy.calibration import with_sigma
-from sottovoce.run.noise_key_file import named_source
+from sottovoce.run.layout import named_source
 from sottovoce.run.protocol import build_algorithm, check_algorithm, local_step_size, topology_of
 from sottovoce.run.run_accountant import RunAccountant, calibrate_run
 from sottovoce.run.training_run import TrainingRun, prepare_run

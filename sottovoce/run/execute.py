@@ -45,13 +45,15 @@ from sottovoce.run.layout import (
     check_token,
     locked,
     make_folder,
+    planned_source,
+    public_settings,
+    read_noise_key,
     read_private_facts,
+    write_noise_key,
     write_private_facts,
     write_token,
     writing_into_run,
 )
-from sottovoce.run.metrics import Measurement, average_model
-from sottovoce.run.noise_key_file import planned_source, public_settings, read_noise_key, write_noise_key
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.privacy_report import PrivacyReport, report_wanted
 from sottovoce.run.recording import recorder_in
@@ -66,9 +68,16 @@ from sottovoce.run.run_ledger import (
     planned_run,
     run_identity,
 )
-from sottovoce.run.simulation import measured_rounds
 from sottovoce.run.stated_guarantees import epsilon_in_line
-from sottovoce.run.training_run import RoundCallback, RunState, TrainingRun, call_all
+from sottovoce.run.training_run import (
+    Measurement,
+    RoundCallback,
+    RunState,
+    TrainingRun,
+    average_model,
+    call_all,
+    measured_rounds,
+)
 from sottovoce.support.config import Document, Experiment, parse_experiment
 from sottovoce.support.files import open_to_append
 from sottovoce.support.limits import Cost, check_cost

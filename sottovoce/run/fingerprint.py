@@ -14,7 +14,7 @@ from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import Dataset, dataset_code
 from sottovoce.learning.models import model_code
-from sottovoce.run.noise_key_file import public_settings
+from sottovoce.run.layout import public_settings
 from sottovoce.run.training_run import TrainingRun
 from sottovoce.support.config import Document, Experiment, first_difference
 

@@ -37,10 +37,9 @@ from sottovoce.privacy.guarantee import PrivacyFigure, figures_at
 from sottovoce.privacy.not_covered import NotCovered
 from sottovoce.privacy.sampled_batches import better_figure, sampled_figure, sampled_loss
 from sottovoce.privacy.views import View, node_numbers, parse_view, read_view, with_final_models
-from sottovoce.run.metrics import is_measured
 from sottovoce.run.privacy_document import StoredView
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant, published_models
-from sottovoce.run.training_run import TrainingRun
+from sottovoce.run.training_run import TrainingRun, is_measured
 from sottovoce.support.config import Experiment
 from sottovoce.support.json_numbers import JSON, to_json
 from sottovoce.support.progress import counted, next_counted

@@ -14,8 +14,14 @@ from sottovoce.distributed.coordinator import Coordinator
 from sottovoce.errors import InputError
 from sottovoce.run.checkpoint import Checkpoint, load
 from sottovoce.run.fingerprint import check_own_code, check_versions, comparable, public_fingerprint
-from sottovoce.run.layout import PrivateFacts, RunFiles, read_private_facts, write_private_facts, writing_into_run
-from sottovoce.run.noise_key_file import public_settings
+from sottovoce.run.layout import (
+    PrivateFacts,
+    RunFiles,
+    public_settings,
+    read_private_facts,
+    write_private_facts,
+    writing_into_run,
+)
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.recording import remove_recordings_after
 from sottovoce.run.run_accountant import RunAccountant

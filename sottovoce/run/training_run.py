@@ -1,19 +1,22 @@
-"""A training run: all that decides its numbers, and its rounds one after the other."""
+"""A training run: all that decides its numbers, its rounds one after the other, and what is measured of them."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.algorithm import Algorithm
-from sottovoce.core.arrays import Rows
+from sottovoce.core.arrays import Rows, to_numpy
 from sottovoce.core.compression import Identity
 from sottovoce.core.grid import ExactNoiseChoice, with_exact_noise
 from sottovoce.core.loop import check_arguments, iterate_rounds, start_run
@@ -21,13 +24,16 @@ from sottovoce.core.messages import LoopState, PlayedRound, Traffic
 from sottovoce.core.noise import NoNoise
 from sottovoce.core.noise_key import NoiseKey, check_seed, public_seed
 from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.row_memory import ROW_MEMORY
 from sottovoce.core.sensitivity import largest
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Nodes, Transport
-from sottovoce.errors import InputError
+from sottovoce.distributed.coordinator import Coordinator, SingleProcess
+from sottovoce.errors import Diverged, InputError
 from sottovoce.learning.partitioning import check_names
 from sottovoce.learning.tasks import CPU, Gradients, Task
 from sottovoce.privacy.sampled_batches import SampledNodes
+from sottovoce.support.json_numbers import JSON
 from sottovoce.tracing.certificate import Certificate
 from sottovoce.tracing.round_maps import RoundMaps
 from sottovoce.tracing.tracer import trace_all_maps
@@ -235,3 +241,119 @@ def prepare_run(
         reproducible=noise_key is not None and noise_key.repeatable,
     )  # fmt: skip
     return run if noise_key is None else run.keyed(key)
+
+
+# --- what is measured -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NodeSummary:
+    """One figure of the nodes' models, summarised, and of the average of all models."""
+
+    mean: float
+    min: float
+    max: float
+    average: float
+
+    @staticmethod
+    def of(each: NDArray[np.float64], average: float) -> NodeSummary:
+        """The summary of one figure per node."""
+        return NodeSummary(float(each.mean()), float(each.min()), float(each.max()), average)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Figures after `round` rounds. `consensus` is the root mean square distance of models from their average.
+
+    `messages` and `bytes` count what all nodes have sent so far. `wire_bytes` is what processes handed to the wire, for
+    messages between them; None where all nodes live in one process.
+    """
+
+    round: int
+    metric_name: str
+    loss: NodeSummary
+    metric: NodeSummary
+    consensus: float
+    messages: int
+    bytes: int
+    seconds: float
+    wire_bytes: int | None = None
+
+    def document(self) -> dict[str, JSON]:
+        """As JSON, the metric under its own name."""
+        wire_bytes = {} if self.wire_bytes is None else {"wire_bytes": self.wire_bytes}
+        return {
+            "round": self.round, "loss": vars(self.loss), self.metric_name: vars(self.metric),
+            "consensus": self.consensus, "messages": self.messages, "bytes": self.bytes,
+            **wire_bytes, "seconds": round(self.seconds, 3),
+        }  # fmt: skip
+
+
+def measure(
+    training_run: TrainingRun,
+    state: RunState,
+    seconds: float,
+    test_rows: int | None = None,
+    coordinator: Coordinator | None = None,
+) -> Measurement:
+    """Evaluate all models on the test rows, or on the first of them; each process those of its own nodes."""
+    coordinator, models = coordinator or SingleProcess(), training_run.models(state)
+    average = average_model(training_run, state, coordinator)
+    evaluation = training_run.task.evaluate(models, test_rows, average)
+    distances = to_numpy((models - average).double().square().sum(1))
+    own = torch.from_numpy(np.stack([training_run.transport.nodes, evaluation.loss, evaluation.metric, distances]))
+    everyone = np.concatenate([part.numpy().reshape(4, -1) for part in coordinator.gather(own.ravel())], axis=1)
+    loss, metric, distances = everyone[1:, np.argsort(everyone[0])]
+    if not (np.isfinite(everyone).all() and math.isfinite(evaluation.average_loss)):
+        raise Diverged(
+            f"models or losses with nan or infinity after round {state.rounds}",
+            "there is nothing to measure",
+            "lower the step size, or the noise",
+        )
+    wire_bytes = int(coordinator.sum(torch.tensor(state.wire_bytes)))
+    return Measurement(
+        state.rounds, evaluation.metric_name, NodeSummary.of(loss, evaluation.average_loss),
+        NodeSummary.of(metric, evaluation.average_metric), math.sqrt(float(distances.mean())), state.sent.messages,
+        -(-state.sent.bits // 8), seconds,
+        wire_bytes if training_run.transport.networked or wire_bytes else None,
+    )  # fmt: skip
+
+
+def average_model(training_run: TrainingRun, state: RunState, coordinator: Coordinator | None = None) -> Tensor:
+    """The average of all models, whichever processes hold them; added up in float64."""
+    models = training_run.models(state)
+    total = (coordinator or SingleProcess()).sum(models.sum(0, dtype=torch.float64))
+    return (total / training_run.topology.n).to(models.dtype)
+
+
+def is_measured(rounds: int, every: int, last: int) -> bool:
+    """Whether there are metrics after so many rounds: every so often, and at the end."""
+    return rounds % every == 0 or rounds == last
+
+
+def measured_rounds(
+    training_run: TrainingRun,
+    state: RunState,
+    *,
+    every: int,
+    test_rows: int | None = None,
+    seconds: float = 0.0,
+    start: bool = True,
+    on_round: RoundCallback | None = None,
+    coordinator: Coordinator | None = None,
+) -> Iterator[tuple[RunState, Measurement | None]]:
+    """Each state after `state`, with metrics every few rounds, the starting point among them unless not `start`.
+
+    `seconds` is what the run has taken before. The `coordinator` gathers the metrics of a run over several processes.
+    """
+    begun = time.perf_counter() - seconds
+    if state.rounds == 0 and start:
+        yield state, measure(training_run, state, 0.0, test_rows, coordinator)
+    for played, now in training_run.play(state):
+        if on_round is not None:
+            on_round(played, now)
+        measurement = None
+        if is_measured(now.rounds, every, training_run.rounds):
+            ROW_MEMORY.drop_unused()
+            measurement = measure(training_run, now, time.perf_counter() - begun, test_rows, coordinator)
+        yield now, measurement

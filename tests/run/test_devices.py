@@ -19,8 +19,7 @@ from sottovoce.learning.tasks import task
 from sottovoce.run.checkpoint import Checkpoint, load, save
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.finished_run import open_run
-from sottovoce.run.simulation import measured_rounds
-from sottovoce.run.training_run import prepare_run
+from sottovoce.run.training_run import measured_rounds, prepare_run
 from tests.cases import cases
 from tests.learning.test_models import ratings
 from tests.run.elsewhere import NAME, elsewhere

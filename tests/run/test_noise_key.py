@@ -14,8 +14,7 @@ from sottovoce.privacy.assumptions import AssumptionKind
 from sottovoce.run.build import build_run
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.finished_run import open_run
-from sottovoce.run.layout import RunFiles
-from sottovoce.run.noise_key_file import with_key_from_file
+from sottovoce.run.layout import RunFiles, with_key_from_file
 from sottovoce.run.rerun import with_other_rows
 from sottovoce.support.config import parse_experiment
 from tests.run.test_simulation import job
