@@ -101,6 +101,9 @@ class StructuredRows(Rows, Protocol):
     def mapped(self, function: Callable[[Reals], Reals]) -> Rows:
         """The rows after a function of their numbers; linear forms have none, and stay as they are."""
 
+    def where(self, chosen_N: NDArray[np.bool_], others: Rows) -> Rows:
+        """These rows for the nodes that are chosen, others for the rest."""
+
 
 def structured(rows: Rows) -> StructuredRows:
     """`rows`, of which it is known that they are no plain array."""
@@ -246,6 +249,16 @@ def all_finite(rows: Plain) -> bool:
 def take(rows: Rows, index: NDArray[np.intp]) -> Rows:
     """The rows of some nodes."""
     return rows[index] if is_plain(rows) else structured(rows).taken(index)
+
+
+def where(chosen_N: NDArray[np.bool_], rows: Rows, others: Rows) -> Rows:
+    """Of every node its row of one array or the other: a choice, not a product, so that no infinity gets across."""
+    if not is_plain(rows):
+        return structured(rows).where(chosen_N, others)
+    if is_torch(rows):
+        torch = sys.modules["torch"]
+        return torch.where(torch.from_numpy(chosen_N).to(rows.device)[:, None], rows, others)
+    return np.where(chosen_N[:, None], rows, to_numpy(others))
 
 
 def read_only(rows: Rows) -> Rows:

@@ -150,7 +150,7 @@ class RandomK(_Sparse):
         return mask
 
     def apply(self, rows: Reals, streams: Streams) -> Reals:
-        return rows * self.mask(rows.shape[1], streams)
+        return np.where(self.mask(rows.shape[1], streams), rows, rows.dtype.type(0))
 
     def payload(self, dimension: int, dtype: Precision) -> int:
         return self.kept(dimension) * dtype.itemsize

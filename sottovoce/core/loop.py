@@ -352,7 +352,6 @@ def _where_active(active: NDArray[np.bool_] | None, new: State, old: State) -> S
             "use a NamedTuple",
         )
     new = new if old is None else arrays.in_precision_of(old, new)
-    if active is None or old is None:
-        return arrays.read_only(new)
-    here = arrays.column(active, new)
-    return arrays.read_only(new * here + old * (1 - here))
+    if active is not None and old is not None:
+        new = arrays.where(active, new, old)
+    return arrays.read_only(new)

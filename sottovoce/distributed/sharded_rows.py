@@ -244,6 +244,15 @@ class ShardedRows:
         """The rows here after a function of their numbers."""
         return ShardedRows(self.shard, as_tensor(arrays.mapped(self.own, function)))
 
+    def where(self, chosen_N: NDArray[np.bool_], others: Rows) -> ShardedRows:
+        """The rows here; those of nodes elsewhere, where both are known."""
+        theirs, halo = as_sharded(others), None
+        if self.halo is not None and theirs.halo is not None:
+            nodes = self.halo.nodes
+            halo = Halo(nodes, as_tensor(arrays.where(chosen_N[nodes], self.halo.rows, theirs.halo.rows)))
+        own = arrays.where(chosen_N[self.shard.nodes], self.own, theirs.own)
+        return ShardedRows(self.shard, as_tensor(own), halo)
+
     def mixed_by(self, mixing: Mixing) -> ShardedRows:
         """`W @ rows`, where all rows that it takes are known here: nothing is sent."""
         plan = self.shard.plan(mixing)

@@ -97,6 +97,10 @@ class LinearRows:
         """Rounding is a function of them."""
         return self
 
+    def where(self, chosen_N: NDArray[np.bool_], others: Rows) -> LinearRows:
+        """Coefficients are finite, so that the product with zero is a choice."""
+        return self * chosen_N[:, None] + others * ~chosen_N[:, None]
+
     def taken(self, index: NDArray[np.intp]) -> LinearRows:
         """The rows of some nodes."""
         return LinearRows(self.matrix[index], self.basis)

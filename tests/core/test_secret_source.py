@@ -261,7 +261,7 @@ def test_a_message_of_an_erased_round_is_refused_and_not_drawn_anew():
 
 def test_without_cryptography_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    with pytest.raises(InputError, match=r"secret noise without the package cryptography.*'sottovoce\[peers\]'"):
+    with pytest.raises(InputError, match=r"secret noise without the package cryptography.*sottovoce\[peers\]"):
         SecretSource()
 
 
