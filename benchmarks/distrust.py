@@ -29,7 +29,7 @@ from types import ModuleType
 from typing import Any
 
 MODULES = (
-    "support.regular_files", "support.text", "schemas.validation", "support.limits", "support.files",
+    "support.files", "support.text", "schemas.validation", "support.limits", "support.npz",
     "support.processes", "support.auditor_key",
     "cli.terminal", "cli.progress_lines", "privacy.account_cost", "run.layout",
     "run.stated_guarantees",

@@ -20,7 +20,7 @@ from sottovoce.core.noise import Temporal
 from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
-from sottovoce.support.files import read_npz
+from sottovoce.support.npz import read_npz
 
 
 @runtime_checkable

@@ -13,28 +13,34 @@ in a file of the user's own, or in another package.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
 import pkgutil
+import typing
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
+from typing import Annotated, Any, TypeAlias, cast
 
 import sottovoce.algorithms
-from sottovoce.algorithms.own_code import own_algorithm
-from sottovoce.algorithms.spec import AlgorithmSettings, AlgorithmSpec, Example, Role
+from sottovoce.algorithms.spec import AlgorithmSettings, AlgorithmSpec, Example, Meaning, NoisyStepSettings, Role
 from sottovoce.core.algorithm import Algorithm
+from sottovoce.core.gossip import Gossip
+from sottovoce.core.noise import Independent
 from sottovoce.errors import InputError
-from sottovoce.support.own_code import Offered, code_digest, offered_names
+from sottovoce.support.own_code import Offered, code_digest, named_object, offered_names
 
-NO_ALGORITHMS = ("own_code", "registry", "spec")
+NO_ALGORITHMS = ("registry", "spec")
 """Files of this folder that hold no algorithms."""
+
+Spec: TypeAlias = AlgorithmSpec[AlgorithmSettings]
 
 
 @cache
-def algorithm_specs() -> Mapping[str, AlgorithmSpec[AlgorithmSettings]]:
+def algorithm_specs() -> Mapping[str, Spec]:
     """All algorithms of the package, by name in alphabetical order."""
-    found: dict[str, AlgorithmSpec[AlgorithmSettings]] = {}
+    found: dict[str, Spec] = {}
     for module in pkgutil.iter_modules(sottovoce.algorithms.__path__):
         if module.name not in NO_ALGORITHMS:
             declared = importlib.import_module(f"sottovoce.algorithms.{module.name}").ALGORITHMS
@@ -61,7 +67,7 @@ def examples() -> tuple[Example, ...]:
     return tuple(example for spec in algorithm_specs().values() for example in spec.examples)
 
 
-def algorithm_spec(name: str) -> AlgorithmSpec[AlgorithmSettings]:
+def algorithm_spec(name: str) -> Spec:
     """What is known of the algorithm of that name before it is built."""
     if not isinstance(name, str):
         raise InputError(
@@ -81,7 +87,7 @@ def algorithm_code(name: str) -> str | None:
     return None if name in algorithm_specs() else code_digest(name, Offered.ALGORITHM)
 
 
-def spec_with_sums(name: str) -> AlgorithmSpec[AlgorithmSettings]:
+def spec_with_sums(name: str) -> Spec:
     """What is known of an algorithm in the form that has secure sums: itself, where it is one."""
     found = algorithm_spec(name)
     forms = {spec.sums_of: spec for spec in algorithm_specs().values() if spec.sums_of is not None}
@@ -114,3 +120,70 @@ def settings_from_run() -> dict[str, str]:
 def cite(name: str) -> str:
     """The references of an algorithm, one on each line."""
     return "\n".join(algorithm_spec(name).references)
+
+
+# --- algorithms of the user's own ----------------------------------------------------------------------------------
+
+
+def own_algorithm(name: str) -> Spec | None:
+    """The algorithm that a name stands for, in a file of code or in an installed package; None where it is neither.
+
+    It is an `AlgorithmSpec`, or just a class: a frozen dataclass that inherits from `Gossip`. Its noise is fresh and
+    each node's own, of size `sigma`; the fields that it adds to `Gossip` are its settings.
+    """
+    found = named_object(name, Offered.ALGORITHM)
+    return None if found is None else _spec(name, found.value)
+
+
+@cache
+def _spec(name: str, value: object) -> Spec:
+    if isinstance(value, AlgorithmSpec):
+        return _named(name, value)
+    if isinstance(value, type) and issubclass(value, Gossip) and dataclasses.is_dataclass(value):
+        return _named(name, _spec_of_class(name, value))
+    what = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+    raise InputError(
+        f"algorithm {name!r} is {what}", "it must be an AlgorithmSpec, or a dataclass that inherits from Gossip",
+        "see docs/add-an-algorithm.md",
+    )  # fmt: skip
+
+
+def _named(name: str, spec: Spec) -> Spec:
+    """The same under the name by which settings know it, so that documents name what was run."""
+
+    def build(settings: AlgorithmSettings) -> Algorithm:
+        built: Any = spec.builder(settings)
+        if not isinstance(built, Algorithm) or not dataclasses.is_dataclass(type(built)):
+            raise InputError(
+                f"algorithm {name!r} builds a {type(built).__name__}", "an algorithm is a frozen dataclass with five "
+                "maps", "inherit from Gossip; see docs/add-an-algorithm.md",
+            )  # fmt: skip
+        return cast("Algorithm", dataclasses.replace(cast("Any", built), name=name))
+
+    return dataclasses.replace(spec, name=name, builder=build)
+
+
+def _spec_of_class(name: str, made: type[Gossip]) -> Spec:
+    inherited = {one.name for one in dataclasses.fields(Gossip)}
+    hints: dict[str, Any] = typing.get_type_hints(made)
+    own = [one for one in dataclasses.fields(made) if one.name not in inherited and one.init]
+    lacking = next((one.name for one in own if one.default is dataclasses.MISSING), None)
+    if lacking is not None:
+        raise InputError(
+            f"field {lacking} of {name} has no default",
+            "each setting of a class needs one",
+            f"write {lacking}: ... = 0.9",
+        )
+    meaning = Meaning(f"a field of {made.__name__}")
+    fields = [(one.name, Annotated[hints[one.name], meaning], dataclasses.field(default=one.default)) for one in own]
+    settings_type = dataclasses.make_dataclass(
+        f"{made.__name__}Settings", fields, bases=(NoisyStepSettings,), frozen=True, kw_only=True,
+    )  # fmt: skip
+
+    def build(settings: Any) -> Gossip:
+        return made(
+            name=name, noise=Independent(settings.sigma), step_size=settings.step_size,
+            sensitivity=settings.sensitivity, **{one.name: getattr(settings, one.name) for one in own},
+        )  # fmt: skip
+
+    return AlgorithmSpec(name, settings_type, build, (Example({"sigma": 1.0}),))

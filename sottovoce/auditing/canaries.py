@@ -32,7 +32,7 @@ from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.rerun import load_or_compute, open_run_once, record_rerun, with_other_rows
 from sottovoce.support.config import RecordingSettings
-from sottovoce.support.files import Arrays
+from sottovoce.support.npz import Arrays
 from sottovoce.support.progress import Note, Progress
 from sottovoce.support.threads import threads
 

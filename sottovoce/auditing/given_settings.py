@@ -50,7 +50,8 @@ from sottovoce.errors import InputError
 from sottovoce.privacy.amplification import epsilon_of_batches
 from sottovoce.privacy.gaussian_dp import epsilon_of
 from sottovoce.support.config import Document, Section, parse_section
-from sottovoce.support.text import parse_json, read_text
+from sottovoce.support.files import read_text
+from sottovoce.support.text import parse_json
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]

@@ -43,7 +43,7 @@ from sottovoce.run.run_documents import RunDocuments
 from sottovoce.run.stated_guarantees import epsilon_in_line
 from sottovoce.run.training_run import RunState, TrainingRun, average_model, is_measured, measure, measured_rounds
 from sottovoce.support.config import Document, first_difference
-from sottovoce.support.files import read_checked_npz
+from sottovoce.support.npz import read_checked_npz
 from sottovoce.support.progress import Progress
 from sottovoce.support.text import parse_json
 from sottovoce.support.threads import threads

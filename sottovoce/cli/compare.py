@@ -49,8 +49,8 @@ def compare(
     from sottovoce.report.trade_off import trade_off
     from sottovoce.run.layout import RunFiles
     from sottovoce.run.run_documents import final_average_text, read_runs, unfinished_runs
-    from sottovoce.support.csv_text import csv_text
     from sottovoce.support.files import check_writable, write_text
+    from sottovoce.support.text import csv_text
 
     wanted, tracked = _formats(figures, formats), wanted_trackers(trackers)
     check_one_form(as_csv, as_json)

@@ -15,10 +15,9 @@ from functools import partial
 
 from sottovoce.cli.progress_lines import Activity, activity, lines_written
 from sottovoce.cli.terminal import print_line, print_message
-from sottovoce.support.csv_text import table_text
 from sottovoce.support.processes import ends_when_stopped
 from sottovoce.support.progress import progress_heard
-from sottovoce.support.text import visible
+from sottovoce.support.text import table_text, visible
 
 Table = list[list[str]]
 

@@ -27,8 +27,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from sottovoce.core.arrays import given_array
-from sottovoce.core.edge_lists import parse_edges, read_edge_list
-from sottovoce.core.graph_files import ListedGraph, read_listed_graph
+from sottovoce.core.graph_files import ListedGraph, parse_edges, read_edge_list, read_listed_graph
 from sottovoce.errors import InputError
 from sottovoce.support.limits import Cost, check_cost
 from sottovoce.support.notebook_html import html_table

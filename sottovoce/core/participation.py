@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.adjacency import Change
 from sottovoce.errors import InputError
 
 LONGEST = 10**9
@@ -111,6 +112,30 @@ class Participation:
                 "K times, B rounds apart, must fit into the run",
                 f"use at least {(self.times - 1) * self.apart + 1} rounds",
             )
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a record comes into a batch: with probability `share`, or as one of `share * size` out of `size`.
+
+    It may be drawn every `apart` rounds.
+    """
+
+    share: float
+    size: int | None = None
+    apart: int = 1
+
+    @property
+    def certain(self) -> bool:
+        """Whether a record is drawn whenever it may be, so that chance hides nothing."""
+        return self.size is None and self.share == 1
+
+    @property
+    def change(self) -> Change:
+        """What amplification by this sampling is about: Poisson batches a record that counts as nothing or not, and
+        batches of a fixed size one that is replaced.
+        """
+        return Change.ZERO_OUT if self.size is None else Change.REPLACE
 
 
 def draws_by_chance(participation: str) -> bool:

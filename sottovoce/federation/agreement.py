@@ -42,7 +42,7 @@ from sottovoce.support.config import (
     read_settings_file,
 )
 from sottovoce.support.config import first_difference as first_difference_of
-from sottovoce.support.toml_text import to_toml
+from sottovoce.support.text import to_toml
 
 NONCE_PATTERN = r"[0-9a-f]{64}"
 

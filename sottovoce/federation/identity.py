@@ -33,8 +33,7 @@ from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.member import SUFFIX, Member, check_member, check_name, read_member
 from sottovoce.run.layout import locked
 from sottovoce.support.config import read_settings_file
-from sottovoce.support.files import PART, write_text
-from sottovoce.support.regular_files import read_bytes
+from sottovoce.support.files import PART, read_bytes, write_text
 from sottovoce.support.text import json_text
 
 IDENTITY, PUBLIC_PART, LOCK = "identity.json", "member.toml", "lock"

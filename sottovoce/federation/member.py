@@ -13,7 +13,7 @@ from pydantic import ConfigDict
 
 from sottovoce.errors import InputError
 from sottovoce.support.config import Section, parse_section, read_settings_file
-from sottovoce.support.toml_text import to_toml
+from sottovoce.support.text import to_toml
 
 SUFFIX = ".member.toml"
 """How the name of a member's public file ends."""

@@ -29,8 +29,8 @@ from sottovoce.ledger.spending import DEFAULT, Spending
 from sottovoce.run.layout import REMEDY, RULE, RunFiles, is_locked
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.support.config import Document, Section, parse_section, read_settings_file
-from sottovoce.support.files import write_text
-from sottovoce.support.text import json_text, parse_json, read_text
+from sottovoce.support.files import read_text, write_text
+from sottovoce.support.text import json_text, parse_json
 
 LEDGER = "ledger.db"
 ATTENDANCE = "attendance.jsonl"

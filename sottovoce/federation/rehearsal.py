@@ -43,8 +43,7 @@ from sottovoce.support.config import Document, read_settings_file
 from sottovoce.support.files import write_text
 from sottovoce.support.limits import limits_are_lifted
 from sottovoce.support.processes import end_with_parent, signals_blocked, unblock_signals
-from sottovoce.support.text import parse_json
-from sottovoce.support.toml_text import to_toml
+from sottovoce.support.text import parse_json, to_toml
 
 EVENTS = ".events.jsonl"
 """How the name of a member's log ends."""

@@ -37,11 +37,11 @@ from sottovoce.core.participation import (
     SAMPLED,
     SHUFFLED,
     Participation,
+    Sampling,
     parse_cyclic_poisson,
     parse_shuffle,
 )
 from sottovoce.core.random_streams import RandomSource
-from sottovoce.core.sampling import Sampling
 from sottovoce.errors import InputError
 from sottovoce.learning.partitioning import Partition
 

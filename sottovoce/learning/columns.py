@@ -31,8 +31,8 @@ from pydantic import Field
 from sottovoce.errors import InputError
 from sottovoce.learning.table_cells import category_text, read_cells, tables_in
 from sottovoce.support.config import Document, Section, parse_section, read_settings_file
-from sottovoce.support.files import Arrays
-from sottovoce.support.toml_text import to_toml
+from sottovoce.support.npz import Arrays
+from sottovoce.support.text import to_toml
 
 REFUSE = "refuse"
 """What stands for a missing cell, or for an unknown category, where there is no substitute: the row does not fit."""

@@ -34,8 +34,8 @@ from sottovoce.learning.table_cells import GivenTable, category_text, given_cell
 from sottovoce.learning.tables import encode_inputs, join_tables
 from sottovoce.schemas.validation import problem_in
 from sottovoce.support.config import Document
-from sottovoce.support.files import Arrays, explaining, write, write_text
-from sottovoce.support.regular_files import read_bytes
+from sottovoce.support.files import explaining, read_bytes, write, write_text
+from sottovoce.support.npz import Arrays
 from sottovoce.support.text import json_text, parse_json
 
 FORMAT = 1

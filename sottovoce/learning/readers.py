@@ -21,8 +21,8 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from sottovoce.errors import InputError, file_error
-from sottovoce.support.files import Arrays, read_npz
-from sottovoce.support.regular_files import open_file
+from sottovoce.support.files import open_file
+from sottovoce.support.npz import Arrays, read_npz
 from sottovoce.support.text import decode_text
 
 LONGEST_TEXT = 1 << 26

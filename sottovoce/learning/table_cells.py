@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
 from sottovoce.support.extras import require_extra
-from sottovoce.support.files import Arrays, read_npz
+from sottovoce.support.files import open_file, read_text
 from sottovoce.support.limits import Cost, check_cost, size_text
-from sottovoce.support.regular_files import open_file
-from sottovoce.support.text import read_text
+from sottovoce.support.npz import Arrays, read_npz
 
 SUFFIXES = (".csv", ".npz", ".parquet")
 

@@ -36,7 +36,7 @@ from sottovoce.learning.lazy_rows import Examples, Floats
 from sottovoce.learning.partitioning import NodeData, Partition, Rows, Sizes
 from sottovoce.learning.table_cells import GivenTable, category_text, given_cells, read_cells
 from sottovoce.support.config import DataSettings, Document
-from sottovoce.support.files import Arrays
+from sottovoce.support.npz import Arrays
 
 SCALED = "numbers are scaled by the public ranges of their columns, and clipped to them"
 

@@ -31,9 +31,8 @@ from torch import Tensor
 
 from sottovoce.core import arrays
 from sottovoce.core.noise import PerNode
-from sottovoce.core.participation import Participation
+from sottovoce.core.participation import Participation, Sampling
 from sottovoce.core.random_streams import RandomSource
-from sottovoce.core.sampling import Sampling
 from sottovoce.core.sensitivity import largest, per_node
 from sottovoce.errors import InputError
 from sottovoce.learning.batches import Batches, parse_batches

@@ -12,7 +12,7 @@ from sottovoce.core.arrays import given_array
 from sottovoce.errors import InputError
 from sottovoce.learning.catalogue import PublicStatistic, Rows, Targets, held_out, split_note
 from sottovoce.learning.lazy_rows import Examples
-from sottovoce.support.files import read_npz
+from sottovoce.support.npz import read_npz
 
 ARRAYS = ("inputs", "targets", "test_inputs", "test_targets", "groups")
 """What an npz file may hold; the first two it must."""

@@ -26,9 +26,8 @@ from typing import IO, TypeAlias, TypeVar
 from sottovoce.errors import InputError, SottovoceError, file_error
 from sottovoce.ledger.payload_file import LONG, Extent, PayloadFile, flush_folder
 from sottovoce.support.config import Document
-from sottovoce.support.files import open_to_append
+from sottovoce.support.files import irregular, open_to_append
 from sottovoce.support.json_numbers import JSON
-from sottovoce.support.regular_files import irregular
 from sottovoce.support.text import parse_json
 
 Name = TypeVar("Name", str, int)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sottovoce.support.regular_files import irregular
+from sottovoce.support.files import irregular
 
 LONG = 1 << 18
 """Payloads from so many bytes on are kept here: below, SQLite takes less than one more flush does."""

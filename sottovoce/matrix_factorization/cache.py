@@ -26,8 +26,9 @@ from sottovoce.core.participation import Participation
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import SottovoceError
 from sottovoce.matrix_factorization.result import sensitivity_squared
-from sottovoce.support import files
+from sottovoce.support.files import write
 from sottovoce.support.json_numbers import JSON
+from sottovoce.support.npz import read_npz
 
 Array = NDArray[np.float64]
 
@@ -87,7 +88,7 @@ def _content(topology: Topology, rounds: int) -> Iterator[bytes]:
 def load(file: Path, scheme: Participation, rounds: int) -> Stored | None:
     """What a file holds; None where that is not what its name says."""
     try:
-        parts = files.read_npz(file)
+        parts = read_npz(file)
         found = Stored(parts["C"], parts["proof"], float(parts["seconds"]))
     except (SottovoceError, MemoryError, KeyError, ValueError, TypeError):
         return None
@@ -111,4 +112,4 @@ def store(file: Path, found: Stored) -> None:
         for left in file.parent.glob("*.part"):
             if time.time() - left.stat().st_mtime > ABANDONED:
                 left.unlink(missing_ok=True)
-        files.write(file, lambda part: np.savez_compressed(part, key=np.array(file.stem), **found._asdict()))
+        write(file, lambda part: np.savez_compressed(part, key=np.array(file.stem), **found._asdict()))

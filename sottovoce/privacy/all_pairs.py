@@ -26,12 +26,11 @@ from sottovoce.privacy.exact import routes
 from sottovoce.privacy.guarantee import Figure
 from sottovoce.privacy.observation import observe
 from sottovoce.support.auditor_key import is_signed, sign
-from sottovoce.support.files import check_writable, explaining, open_to_append, write_text
+from sottovoce.support.files import check_writable, explaining, irregular, open_to_append, read_text, write_text
 from sottovoce.support.json_numbers import JSON, from_json, is_number, to_json
 from sottovoce.support.limits import Cost, limits_are_lifted, limits_lifted
 from sottovoce.support.processes import signals_wait
-from sottovoce.support.regular_files import irregular
-from sottovoce.support.text import parse_json, read_text
+from sottovoce.support.text import parse_json
 from sottovoce.support.threads import WORKERS, one_thread
 from sottovoce.tracing.linear_system import LinearSystem
 

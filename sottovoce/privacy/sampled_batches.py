@@ -14,7 +14,7 @@ import numpy as np
 
 from sottovoce.core.adjacency import Change
 from sottovoce.core.noise import CombinedNoise, Independent, PerNode, Temporal
-from sottovoce.core.sampling import Sampling
+from sottovoce.core.participation import Sampling
 from sottovoce.core.sensitivity import per_node
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.amplification import epsilon_of_batches, noise_for, noise_multipliers, releases

@@ -12,9 +12,8 @@ from sottovoce.report.figures import Figure, Line, panels
 from sottovoce.report.rounding import deviation_text
 from sottovoce.report.sweep_report import across, embedded, final_figures_sentence, grid_axis, heading
 from sottovoce.support.config import About, Document
-from sottovoce.support.csv_text import csv_text
 from sottovoce.support.files import write_text
-from sottovoce.support.text import json_text
+from sottovoce.support.text import csv_text, json_text
 
 
 def write_attacks(folder: Path, name: str, about: About, attacked: Sequence[AttackedRow], command: str) -> Path:

@@ -14,7 +14,7 @@ from sottovoce.report.plain_words import NOBODY_NAMED
 from sottovoce.run.layout import PAGE, RunFiles
 from sottovoce.run.run_documents import RunDocuments
 from sottovoce.run.stated_guarantees import contradictions, result_contradictions
-from sottovoce.support.regular_files import read_bytes
+from sottovoce.support.files import read_bytes
 from sottovoce.support.text import parse_json
 
 DATA = re.compile(r'<script id="data" type="application/json">(.*?)</script>', re.DOTALL)

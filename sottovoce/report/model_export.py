@@ -27,9 +27,8 @@ from sottovoce.report.model_card import model_card
 from sottovoce.run.finished_run import FinalModel, FinishedRun, open_final_model
 from sottovoce.run.layout import EXPORT
 from sottovoce.support.config import Document
-from sottovoce.support.files import check_folder, check_no_link, explaining, new_folder
+from sottovoce.support.files import check_folder, check_no_link, explaining, new_folder, read_bytes
 from sottovoce.support.json_numbers import to_json
-from sottovoce.support.regular_files import read_bytes
 
 
 @dataclass(frozen=True)

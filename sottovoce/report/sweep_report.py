@@ -16,9 +16,8 @@ from sottovoce.report.rounding import deviation_text
 from sottovoce.run.run_documents import LESS_IS_BETTER, final_rounds_text
 from sottovoce.run.sweep import FinishedSweepRun, SweepRow, last_word, sweep_rows
 from sottovoce.support.config import About, Document
-from sottovoce.support.csv_text import csv_text
 from sottovoce.support.files import write_text
-from sottovoce.support.text import json_text
+from sottovoce.support.text import csv_text, json_text
 
 HEADINGS = ("run", "seeds", "average model", "nodes, mean", "nodes, worst", "test loss", "epsilon", "MB sent")
 ENDS = ("mean", "min", "max")

@@ -39,7 +39,8 @@ from sottovoce.run.layout import CHECKPOINT
 from sottovoce.run.training_run import RunState, TrainingRun
 from sottovoce.schemas.validation import problem_in
 from sottovoce.support.config import Document
-from sottovoce.support.files import Arrays, read_checked_npz, read_rows, write, write_npz
+from sottovoce.support.files import write
+from sottovoce.support.npz import Arrays, read_checked_npz, read_rows, write_npz
 from sottovoce.support.processes import STOPPING_SIGNALS
 from sottovoce.support.text import parse_json
 

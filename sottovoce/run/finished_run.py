@@ -38,7 +38,8 @@ from sottovoce.run.run_documents import FILE, RunDocuments, read_runs, recorded_
 from sottovoce.run.stated_guarantees import unlike_settings
 from sottovoce.run.training_run import TrainingRun, average_model
 from sottovoce.support.config import DataSettings, Document, Experiment, parse_experiment
-from sottovoce.support.files import explaining, inside, read_npz
+from sottovoce.support.files import explaining, inside
+from sottovoce.support.npz import read_npz
 from sottovoce.tracing.tracer import trace
 
 STEADY_AFTER = 3

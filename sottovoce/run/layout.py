@@ -23,8 +23,15 @@ from sottovoce.core.secret_source import SecretSource
 from sottovoce.errors import InputError
 from sottovoce.schemas.validation import problem_in
 from sottovoce.support.config import Document, Experiment
-from sottovoce.support.files import check_no_link, explaining, make_private_folder, open_to_append, write_text
-from sottovoce.support.regular_files import open_file, read_bytes
+from sottovoce.support.files import (
+    check_no_link,
+    explaining,
+    make_private_folder,
+    open_file,
+    open_to_append,
+    read_bytes,
+    write_text,
+)
 from sottovoce.support.text import json_text, parse_json
 
 RULE, REMEDY = "it is written by sotto run", "restore the file, or run again in another folder"

@@ -39,7 +39,8 @@ from sottovoce.privacy.views import node_numbers
 from sottovoce.run.layout import RunFiles, make_folder
 from sottovoce.run.training_run import RunState, TrainingRun
 from sottovoce.support.config import RecordingSettings
-from sottovoce.support.files import read_checked_npz, write, write_npz
+from sottovoce.support.files import write
+from sottovoce.support.npz import read_checked_npz, write_npz
 
 PER_FILE, PER_MESSAGE = 2000, 12
 """Bytes that a file and each message of it take besides the models themselves."""

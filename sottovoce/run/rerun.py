@@ -29,10 +29,10 @@ from sottovoce.run.recording import Messages, Recorder
 from sottovoce.run.training_run import TrainingRun
 from sottovoce.support.auditor_key import is_signed, sign
 from sottovoce.support.config import RecordingSettings
-from sottovoce.support.files import Arrays, check_no_link, read_checked_npz, write_bytes, write_npz, write_text
+from sottovoce.support.files import check_no_link, read_bytes, write_bytes, write_text
 from sottovoce.support.json_numbers import JSON
+from sottovoce.support.npz import Arrays, read_checked_npz, write_npz
 from sottovoce.support.progress import Note, Progress
-from sottovoce.support.regular_files import read_bytes
 from sottovoce.support.threads import WORKERS, threads
 
 

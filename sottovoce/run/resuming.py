@@ -29,8 +29,7 @@ from sottovoce.run.run_documents import record_graph
 from sottovoce.run.stated_guarantees import contradictions, result_contradictions, unlike_settings
 from sottovoce.run.training_run import TrainingRun
 from sottovoce.support.config import Document, Experiment, first_difference, parse_experiment
-from sottovoce.support.files import sweep_parts, write
-from sottovoce.support.regular_files import read_bytes
+from sottovoce.support.files import read_bytes, sweep_parts, write
 
 
 def finished_result(files: RunFiles, experiment: Experiment, resume: bool) -> Document | None:

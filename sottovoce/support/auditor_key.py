@@ -16,8 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from sottovoce.errors import InputError
-from sottovoce.support.files import make_private_folder, write_bytes
-from sottovoce.support.regular_files import read_bytes
+from sottovoce.support.files import make_private_folder, read_bytes, write_bytes
 
 KEY_BYTES = 32
 

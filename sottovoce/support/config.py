@@ -24,7 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from sottovoce.errors import InputError, shortened
-from sottovoce.support.text import parse_json, read_text, visible
+from sottovoce.support.files import read_text
+from sottovoce.support.text import parse_json, visible
 
 Document: TypeAlias = dict[str, Any]
 

@@ -29,7 +29,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from sottovoce.errors import InputError, SottovoceError, file_error, shortened
-from sottovoce.support.regular_files import read_bytes
+from sottovoce.support.files import read_bytes
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

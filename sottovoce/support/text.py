@@ -10,30 +10,27 @@ Files are UTF-8, with or without a byte-order mark; characters that cannot be se
     Traceback (most recent call last):
     ...
     ValueError: nested too deeply
+    >>> print(to_toml({"name": "Hill", "listen": True, "columns": {"age": {"range": [0.0, 120.0]}}}), end="")
+    name = "Hill"
+    listen = true
+    <BLANKLINE>
+    [columns.age]
+    range = [0.0, 120.0]
+    >>> print(csv_text([{"run": "a", "auc": {"low": 0.4, "high": 0.6}}, {"run": "b, c", "auc": None}]), end="")
+    run,auc.low,auc.high,auc
+    a,0.4,0.6,
+    "b, c",,,
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-import os
+import re
 import unicodedata
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
-
-from sottovoce.errors import InputError, file_error, shortened
-from sottovoce.support.regular_files import read_bytes
-
-
-def read_text(path: Path, rule: str, remedy: str) -> str:
-    """The text of a file that the user names; `rule` and `remedy` are what a message says about a file that is none."""
-    check_name(path)
-    try:
-        return decode_text(read_bytes(path, follow_links=True))
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not UTF-8 text", rule, remedy) from None
-    except OSError as error:
-        raise file_error(path, error, rule, remedy) from None
 
 
 def decode_text(content: bytes) -> str:
@@ -94,11 +91,77 @@ def is_hidden(character: str) -> bool:
     return kind[0] == "C" or kind in ("Zl", "Zp")
 
 
-def check_name(path: str | Path) -> None:
-    """Refuse a path that no file can have: with a zero byte, or half a character."""
-    try:
-        possible = b"\0" not in os.fsencode(path)
-    except UnicodeEncodeError:
-        possible = False
-    if not possible:
-        raise InputError(f"{shortened(str(path))!r}", "no file can have this name", "name another")
+# --- TOML, which the standard library only reads ----------------------------------------------------------------------
+
+
+def to_toml(document: Mapping[str, Any]) -> str:
+    """A document of strings, numbers, booleans, lists and tables as `tomllib` reads it back; None is left out."""
+    return "\n".join(_toml_lines(document, ())).lstrip("\n") + "\n"
+
+
+def _toml_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+    """The values of a table, then the tables within it under their headings."""
+    for key, value in table.items():
+        if value is not None and not isinstance(value, dict) and not _is_tables(value):
+            yield f"{_toml_key(key)} = {_toml_value(value)}"
+    for key, value in table.items():
+        inner = (*path, key)
+        heading = ".".join(map(_toml_key, inner))
+        if isinstance(value, dict):
+            if not value or not all(isinstance(one, dict) for one in value.values()):
+                yield from ("", f"[{heading}]")
+            yield from _toml_lines(value, inner)
+        elif _is_tables(value):
+            for one in value:
+                yield from ("", f"[[{heading}]]", *_toml_lines(one, inner))
+
+
+def _is_tables(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
+
+
+def _toml_key(text: str) -> str:
+    return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else _toml_string(text)
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, str):
+        return f'"""\n{value}"""' if re.fullmatch(r"([ -!#-\[\]-~]+\n)+", value) else _toml_string(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    raise TypeError(f"{type(value).__name__} has no form in TOML")
+
+
+def _toml_string(text: str) -> str:
+    return "".join(f"\\U{ord(c):08x}" if is_hidden(c) else c for c in json.dumps(text, ensure_ascii=False))
+
+
+# --- CSV, as spreadsheets and pandas read it --------------------------------------------------------------------------
+
+
+def csv_text(documents: Iterable[Mapping[str, object]]) -> str:
+    """A row for each document, in full precision. Tables within a document become columns with a dot in their names."""
+    rows = [dict(_flat(document)) for document in documents]
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    return table_text([columns, *([row.get(column, "") for column in columns] for row in rows)])
+
+
+def table_text(rows: Iterable[Sequence[object]]) -> str:
+    """Rows of cells, the first of them the heading."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue()
+
+
+def _flat(document: Mapping[str, object], prefix: str = "") -> Iterable[tuple[str, object]]:
+    for key, value in document.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list | tuple):
+            yield f"{prefix}{key}", " ".join(map(str, value))
+        else:
+            yield f"{prefix}{key}", "" if value is None else value

@@ -14,7 +14,7 @@ import pytest
 
 from sottovoce.auditing.folder_check import NOT_COMPARED, RENEWED
 from sottovoce.run.layout import FILES, Audience
-from sottovoce.support.files import read_checked_npz, write_npz
+from sottovoce.support.npz import read_checked_npz, write_npz
 
 SETTINGS = """
 name = "sent"

@@ -110,7 +110,7 @@ def test_graphs_weights_and_tracing_say_what_is_done_and_how_far_it_is(sotto, mo
     assert (traced[0], traced[-1], len(traced)) == (0, 6, 9)  # two rounds in parts, and their comparison
     assert traced == sorted(set(traced))
     assert any(line.startswith(f"{what}: traced rounds 41 %") for *_, line in heard)
-    monkeypatch.setattr("sottovoce.core.edge_lists.TOLD", 2)
+    monkeypatch.setattr("sottovoce.core.graph_files.TOLD", 2)
     (tmp_path / "edges.txt").write_text("0 1\n1 2\n2 3\n3 4\n4 0\n")
     heard.clear()
     assert sotto(f"graph file:{tmp_path / 'edges.txt'}")[0] == 0

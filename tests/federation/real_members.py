@@ -31,7 +31,7 @@ from sottovoce.ledger.payloads import Place
 from sottovoce.ledger.spending import DEFAULT, Spending
 from sottovoce.ledger.steps import Steps
 from sottovoce.privacy.composition import compose
-from sottovoce.support.toml_text import to_toml
+from sottovoce.support.text import to_toml
 from tests.federation.clinics import Clinics
 from tests.forked import ENVIRONMENT, Command
 

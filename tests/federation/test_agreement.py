@@ -15,7 +15,7 @@ from sottovoce.federation.assembly import assemble_agreement
 from sottovoce.federation.identity import create_identity
 from sottovoce.support import config
 from sottovoce.support.config import set_key
-from sottovoce.support.toml_text import to_toml
+from sottovoce.support.text import to_toml
 from tests.federation.federation import COLUMNS, SETTINGS, agreement_in, member_files, prepare
 
 

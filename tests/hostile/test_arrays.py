@@ -14,7 +14,7 @@ from sottovoce.learning.datasets import from_arrays
 from sottovoce.learning.models import model
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task
-from sottovoce.support.files import read_npz
+from sottovoce.support.npz import read_npz
 
 ROWS = np.arange(120.0).reshape(40, 3) / 120
 CLASSES = np.arange(40) % 2

@@ -23,7 +23,7 @@ from sottovoce.schemas import schema
 from sottovoce.schemas.validation import problem_in
 from sottovoce.support.auditor_key import state_folder
 from sottovoce.support.config import parse_experiment
-from sottovoce.support.files import read_checked_npz, write_npz
+from sottovoce.support.npz import read_checked_npz, write_npz
 from tests.selection import in_turn
 
 DOCUMENT = {

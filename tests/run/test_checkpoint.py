@@ -22,7 +22,7 @@ from sottovoce.run.checkpoint import Checkpoint, load, save
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.training_run import measured_rounds, prepare_run
-from sottovoce.support.files import write_npz
+from sottovoce.support.npz import write_npz
 from sottovoce.support.threads import threads
 from tests.cases import cases
 from tests.forked import forking

@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from sottovoce.support.toml_text import to_toml
+from sottovoce.support.text import to_toml
 
 DOCUMENTS = [
     {},

@@ -1,4 +1,8 @@
-"""Secure averaging: DP-FedAvg without a server. All nodes sum their noisy updates, and nobody sees a single one."""
+"""Algorithms with secure sums, in which nobody sees a single message.
+
+Secure averaging is DP-FedAvg without a server: all nodes sum their noisy updates. Secure gossip is DP-D-SGD in which a
+node learns the weighted sum of what its neighbours send.
+"""
 
 from __future__ import annotations
 
@@ -76,6 +80,26 @@ def secure_average(settings: SecureSumSettings) -> Gossip:
     )
 
 
+class SecureGossip(Gossip):
+    """`x <- sum_v W[u,v] (x_v - eta (g_v + noise_v))`, of which each node sees its own model and one sum."""
+
+    def on(self, topology: Topology) -> Gossip:
+        check_sum_sets(topology, self.colluders)
+        return super().on(topology)
+
+
+def secure_gossip(settings: SecureSumSettings) -> Gossip:
+    """DP-D-SGD with secure sums over neighbours."""
+    return SecureGossip(
+        name="secure-gossip",
+        noise=Independent(settings.sigma),
+        step_size=settings.step_size,
+        sensitivity=settings.sensitivity,
+        secure_sum=True,
+        colluders=settings.colluders,
+    )
+
+
 REFERENCES = (
     "Bonawitz et al., Practical secure aggregation for privacy-preserving machine learning, CCS 2017 (masks)",
     "Kairouz, Liu, Steinke, The distributed discrete Gaussian mechanism for federated learning with secure "
@@ -91,5 +115,14 @@ ALGORITHMS = (
         references=REFERENCES,
         sums_of="dp-fedavg",
         written="secure average",
+    ),
+    AlgorithmSpec(
+        "secure-gossip",
+        SecureSumSettings,
+        secure_gossip,
+        examples=(Example({"sigma": 1.5}),),
+        references=REFERENCES,
+        sums_of="dp-d-sgd",
+        written="secure gossip",
     ),
 )
