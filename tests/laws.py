@@ -11,9 +11,10 @@ from sottovoce.algorithms.registry import algorithm_names, examples
 from sottovoce.core.loop import play_round, start_run
 from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.noise_key import NoiseKey
-from sottovoce.tracing.tracer import trace, trace_dense
+from sottovoce.tracing.tracer import trace
 from tests.cases import DIMENSION, FIXED, PLACES, ROUNDS, Case, Silenced, cases, refused, task
 from tests.selection import rest_slow
+from tests.tracing.dense_oracle import trace_dense
 
 CASES = list(cases())
 ONE_SUM = {"dp-fedavg", "secure-average"}

@@ -1,8 +1,7 @@
 """Tracing: the round loop fed with basis rows, so that its messages are the matrices of `O = A G + B Z`.
 
-Two readings of the same loop. `trace` plays each round once, from a basis of the state, and keeps the sparse step
-matrices; that is what large systems use. `LinearSystem.dense` unrolls them for small ones, and `trace_dense` plays
-the whole run on basis rows: the oracle that shares no unrolling with it.
+`trace` plays each round once, from a basis of the state, and keeps the sparse step matrices. `LinearSystem.dense`
+unrolls them for small systems; tests compare it with a whole run on basis rows.
 
     >>> from sottovoce.algorithms.registry import algorithm
     >>> from sottovoce.core.topologies import metropolis
@@ -30,7 +29,6 @@ from numpy.typing import DTypeLike, NDArray
 from scipy import sparse
 
 from sottovoce.core.arrays import Rows
-from sottovoce.core.class_correlation import groups_of
 from sottovoce.core.compression import Compression, Identity, RandomK
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.gossip_step import GossipStep
@@ -47,9 +45,9 @@ from sottovoce.core.sum_grid import SumGrid
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import Delivered, InProcess, mixed_weight
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.support.progress import counted, expect_work, report_work
+from sottovoce.support.progress import counted, report_progress
 from sottovoce.tracing.linear_forms import OTHER_ROUND, LinearRows, as_linear
-from sottovoce.tracing.linear_system import Labels, LinearSystem, StepMatrices, TracedMessages, labelled
+from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, TracedMessages
 from sottovoce.tracing.round_maps import Numbers, RoundMaps, combination_of, combined
 
 if TYPE_CHECKING:
@@ -71,10 +69,6 @@ class Coordinate:
                 f"coordinate {self.index} of {self.dimension}", "coordinates count from 0", "choose a smaller one"
             )
 
-
-STEPPED, MIXED, COMPARING = 0.4, 0.3, 0.4
-"""What local steps and gossip take of a round that is traced, and what it takes to compare two, in rounds: by these it
-is told how far it is."""
 
 SAME = 1e-9
 """Share of the terms of a sum up to which two ways to form it differ by rounding alone."""
@@ -100,34 +94,33 @@ def trace(
     `coordinate` matter only with random-k compression, whose positions differ by coordinate.
     """
     algorithm, loop_state = start_run(algorithm, topology, LinearRows((_nodes(topology), 0)), rounds)
+    uncompressed = isinstance(algorithm.compression, Identity)
     played: list[_Traced] = []
-    each: list[_Traced] = []
+    steps: list[StepMatrices] = []
     with counted("traced rounds", rounds):
-        expect_work((2 + COMPARING) * (1 if topology.static else rounds))
         for round in range(rounds):
             now = _Known.of(loop_state, topology, algorithm, round)
-            if not (played and now.same_as(played[-1].known)):
-                feed = _WithCompressed(topology.n, seed, coordinate)
+            if not (played and uncompressed and now.same_as(played[-1].known)):
                 maps, _ = trace_maps(algorithm, now.mixings, loop_state, round)
+                feed = _Basis(topology.n, seed, coordinate)
                 step, after = _trace_round(algorithm, now.mixings, loop_state, feed, round, maps)
-                played.append(_Traced(round, now, _emptied(loop_state), step, feed))
+                played.append(_Traced(round, now, _emptied(loop_state), step))
                 loop_state = after
-            each.append(played[-1])
+            steps.append(played[-1].step)
+            report_progress(1)
         for one in reversed(played):
-            feed = _WithCompressed(topology.n, seed, coordinate)
+            feed = _Basis(topology.n, seed, coordinate)
             again, _ = _trace_round(algorithm, one.known.mixings, one.before, feed, one.round, one.step.maps)
             if not (_same_rounds(again, one.step) and _follows_from_maps(one.step, algorithm)):
                 raise Unaccountable(
                     f"{algorithm.name} changes from round to round outside of its state; keep its memory in its state"
                 )
-            report_work(COMPARING)
-    if not _is_told_from_rounding([one.step for one in each[:LOOKED_AHEAD]]):
+    if not _is_told_from_rounding(steps[:LOOKED_AHEAD]):
         raise Unaccountable(
             f"{algorithm.name}: values cancel, and what is left of them cannot be told from rounding; keep apart in "
             "the state what is to be told apart, and scale by numbers nearer to 1"
         )
-    steps = tuple(one.feed.with_kept(one.step, round) for round, one in enumerate(each))
-    return LinearSystem(topology.n, steps, algorithm.noise.correlation, algorithm, topology)
+    return LinearSystem(topology.n, tuple(steps), algorithm.noise.correlation, algorithm, topology)
 
 
 class _Traced(NamedTuple):
@@ -137,7 +130,6 @@ class _Traced(NamedTuple):
     known: _Known
     before: LoopState
     step: StepMatrices
-    feed: _WithCompressed
 
 
 def _same_rounds(one: StepMatrices, other: StepMatrices) -> bool:
@@ -250,7 +242,6 @@ def _trace_round(
         loop_state, lambda leaf: feed.fresh("state", topology.n) if isinstance(leaf, LinearRows) else leaf
     )
     played = play_round(_RowLocal(algorithm, feed), topology, loop_state, feed, round)
-    report_work(MIXED)
     width = feed.width
     step = StepMatrices(
         state_size=feed.columns("state").size,
@@ -265,7 +256,6 @@ def _trace_round(
         sensitivity=algorithm.sensitivity,
         maps=maps,
     )
-    report_work(1 - STEPPED - MIXED)
     return step, played.loop_state
 
 
@@ -417,27 +407,6 @@ class _Close(NamedTuple):
         return bool((np.abs(matrix @ self.inputs - expected) <= SAME * (1.0 + terms.max(initial=0.0))).all())
 
 
-def trace_dense(
-    algorithm: Algorithm,
-    topology: Topology,
-    *,
-    rounds: int,
-    seed: int = 0,
-    coordinate: Coordinate = FIRST,
-) -> tuple[NDArray[np.float64], NDArray[np.float64], Labels]:
-    """A, B and labels from one whole run on basis rows: the oracle for `LinearSystem.dense`."""
-    algorithm, loop_state = start_run(algorithm, topology, LinearRows((_nodes(topology), 0)), rounds)
-    feed = _WholeRun(topology.n, seed, coordinate)
-    sent: list[tuple[int, int, TracedMessages]] = []
-    for round in range(rounds):
-        played = play_round(algorithm, topology, loop_state, feed, round)
-        loop_state = played.loop_state
-        sent += list(_traced_messages(played, feed.width))
-    O = np.concatenate([LinearRows(messages.rows).wide(feed.width).toarray() for _, _, messages in sent])
-    labels = labelled(sent)
-    return O[:, feed.columns("gradient")], O[:, feed.columns("noise")], labels
-
-
 class _RowLocal:
     """An algorithm whose maps are watched: what a node holds may only come from what that node was given."""
 
@@ -451,9 +420,7 @@ class _RowLocal:
         return self._watched("point", self._inner.point(state), state)
 
     def local(self, state: State, grad: Rows, noise: Rows | float) -> State:
-        stepped = self._watched("local", self._inner.local(state, grad, noise), (state, grad, noise))
-        report_work(STEPPED)
-        return stepped
+        return self._watched("local", self._inner.local(state, grad, noise), (state, grad, noise))
 
     def message(self, state: State) -> Message:
         return self._watched("message", self._inner.message(state), state)
@@ -578,47 +545,6 @@ class _Basis:
         return operator.mask(self._coordinate.dimension, streams)[:, [self._coordinate.index]].astype(float)
 
 
-class _WithCompressed(_Basis):
-    """The same with columns for what is left of compressed rows: rounds that keep something else are traced once."""
-
-    def __init__(self, n: int, seed: int, coordinate: Coordinate) -> None:
-        super().__init__(n, seed, coordinate)
-        self._compressed: list[tuple[RandomK, int, LinearRows]] = []
-        self._parts: dict[int, tuple[sparse.csr_array, list[sparse.csr_array]]] = {}
-
-    def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> LinearRows:
-        """New columns; `with_kept` puts in what they stand for."""
-        self._compressed.append((self._linear(operator), step, as_linear(rows)))
-        return self.fresh("compressed", self.n)
-
-    def with_kept(self, step: StepMatrices, round: int) -> StepMatrices:
-        """The matrices of a round like the one that was traced, with what this one keeps."""
-        if not self._compressed:
-            return step
-        kept: list[sparse.csr_array] = []
-        for operator, number, rows in self._compressed:
-            kept.append((LinearRows(self._put_in(rows.matrix, kept)) * self._kept(operator, round, number)).matrix)
-        return replace(
-            step,
-            state_out=self._put_in(step.state_out, kept),
-            point=None if step.point is None else self._put_in(step.point, kept),
-            models=self._put_in(step.models, kept),
-            sent=tuple(messages._replace(rows=self._put_in(messages.rows, kept)) for messages in step.sent),
-        )
-
-    def _put_in(self, matrix: sparse.csr_array, kept: list[sparse.csr_array]) -> sparse.csr_array:
-        """A matrix over state, gradients and noise, from one over compressed rows too."""
-        if id(matrix) not in self._parts:
-            first = self.width - self.n * len(self._compressed)
-            by_input = LinearRows(matrix).wide(max(first, matrix.shape[1])).tocsc()
-            blocks = [by_input[:, at : at + self.n] for at in range(first, by_input.shape[1], self.n)]
-            self._parts[id(matrix)] = by_input[:, :first].tocsr(), [block.tocsr() for block in blocks]
-        found, blocks = self._parts[id(matrix)]
-        for block, rows in zip(blocks, kept, strict=False):
-            found = found + block @ rows
-        return found
-
-
 class _MapInputs(_Basis):
     """Columns for the inputs of every map: of noise, for the sum that is added, whatever its sources are."""
 
@@ -636,16 +562,3 @@ class _MapInputs(_Basis):
     def discrete_sum(self, gradient: Rows, grid: SumGrid, round: int) -> LinearRows:
         """What is released has the columns of the gradient."""
         return as_linear(gradient)
-
-
-class _WholeRun(_Basis):
-    """The same over all rounds, where correlated noise reaches back to the columns of earlier ones."""
-
-    def correlated(self, correlation: Correlation, sources: Sources, matrix: FactoredMatrix, round: int) -> LinearRows:
-        weights_TS = np.zeros((round + 1, sources.size))
-        for part, places in groups_of(correlation, sources.groups[:, 0]):
-            weights_TS[:, places] = part.inverse(round + 1)[round][:, None]
-        total = LinearRows((matrix.shape[0], 0))
-        for t, weights in enumerate(weights_TS):
-            total = total + self._place(matrix.by_source(weights).whole(), self._start(sources, t, 0))
-        return total

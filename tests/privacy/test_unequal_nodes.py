@@ -17,8 +17,8 @@ from sottovoce.core.sensitivity import largest, relative
 from sottovoce.core.topologies import fresh_erdos_renyi
 from sottovoce.privacy.all_pairs import all_pairs
 from sottovoce.privacy.published_bounds import published
-from sottovoce.tracing.tracer import trace_dense
 from tests.laws import rejects
+from tests.tracing.dense_oracle import trace_dense
 
 SIZES = (0.5, 2.0, 1.0, 0.1, 0.7)
 PATH = metropolis("path:5")
