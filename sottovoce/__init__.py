@@ -82,8 +82,9 @@ if TYPE_CHECKING:
     from sottovoce.run.simulation import train_module as train_module
     from sottovoce.support.config import RecordingSettings, parse_experiment
     from sottovoce.support.own_code import code_from
+    from sottovoce.tracing.basis import Coordinate
     from sottovoce.tracing.linear_system import LinearSystem
-    from sottovoce.tracing.tracer import Coordinate, trace
+    from sottovoce.tracing.tracer import trace
 
 _MODULE_OF = {
     "algorithms.registry": (
@@ -174,10 +175,8 @@ _MODULE_OF = {
     "privacy.guarantee": ("Guarantee",),
     "privacy.views": ("View",),
     "tracing.linear_system": ("LinearSystem",),
-    "tracing.tracer": (
-        "Coordinate",
-        "trace",
-    ),
+    "tracing.basis": ("Coordinate",),
+    "tracing.tracer": ("trace",),
 }
 
 _WITH_TORCH = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from sottovoce.core.arrays import Rows
@@ -12,6 +13,19 @@ from sottovoce.core.topologies import Topology
 
 State: TypeAlias = Any
 """The state of an algorithm: rows, a number, None, or a tuple of states, as the algorithm has chosen."""
+
+
+def leaves(state: State) -> list[Any]:
+    """What a state holds, whichever tuples it is in."""
+    return [leaf for part in state for leaf in leaves(part)] if isinstance(state, tuple) else [state]
+
+
+def map_leaves(function: Callable[[Any], Any], state: State) -> State:
+    """The same tuples with every leaf mapped."""
+    if not isinstance(state, tuple):
+        return function(state)
+    mapped = [map_leaves(function, part) for part in state]
+    return type(state)(*mapped) if hasattr(state, "_fields") else tuple(mapped)
 
 
 class Weighted(NamedTuple):

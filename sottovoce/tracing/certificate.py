@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from sottovoce.core.algorithm import State
+from sottovoce.core.algorithm import State, leaves
 from sottovoce.core.arrays import Plain, Rows, is_plain, is_torch, numpy_dtype, to_numpy
 from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.mixing import Mixing
@@ -251,12 +251,7 @@ def _version(rows: Plain) -> int | None:
 
 def _slots(state: State, private: Sequence[bool]) -> list[Rows]:
     """The leaves of a state that are no public numbers."""
-    leaves = _leaves(state)
-    return [leaf for leaf, hidden in zip(leaves, private, strict=True) if hidden]
-
-
-def _leaves(state: State) -> list[Rows]:
-    return [leaf for part in state for leaf in _leaves(part)] if isinstance(state, tuple) else [state]
+    return [leaf for leaf, hidden in zip(leaves(state), private, strict=True) if hidden]
 
 
 def _same_mixing(one: Mixing, other: Mixing) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from sottovoce.core.algorithm import State, leaves, map_leaves
 from sottovoce.core.arrays import Operand, Reals, Rows, is_torch, to_numpy
 from sottovoce.core.mixing import Mixing
 from sottovoce.errors import Unaccountable
@@ -129,6 +130,16 @@ def as_linear(rows: Rows) -> LinearRows:
     return rows
 
 
+def slots(tree: State) -> list[LinearRows]:
+    """The linear forms in a state."""
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, LinearRows)]
+
+
+def with_slots(tree: State, slot: Callable[[LinearRows], LinearRows]) -> State:
+    """The same state with other rows in its slots."""
+    return map_leaves(lambda leaf: slot(leaf) if isinstance(leaf, LinearRows) else leaf, tree)
+
+
 def _refusing(name: str) -> Callable[..., NoReturn]:
     def method(self: LinearRows, *_: object) -> NoReturn:
         self._refuse(f"{name} of a node's values")
@@ -136,24 +147,11 @@ def _refusing(name: str) -> Callable[..., NoReturn]:
     return method
 
 
-for _name in (
-    *(
-        "abs",
-        "array",
-        "array_function",
-        "bool",
-        "complex",
-        "contains",
-        "eq",
-        "float",
-        "floordiv",
-        "ge",
-        "getitem",
-        "gt",
-    ),
-    *("iadd", "imul", "index", "int", "isub", "iter", "itruediv", "le", "len", "lt", "matmul", "mod", "ne", "pow"),
-    *("rfloordiv", "rmatmul", "rmod", "round", "rpow", "rtruediv", "setitem"),
-):
+OTHER_OPERATORS = (
+    "abs array array_function bool complex contains eq float floordiv ge getitem gt iadd imul index int isub iter le "
+    "len lt itruediv matmul mod ne pow rfloordiv rmatmul rmod round rpow rtruediv setitem"
+)
+for _name in OTHER_OPERATORS.split(" "):
     setattr(LinearRows, f"__{_name}__", _refusing(_name))
 
 
@@ -161,8 +159,7 @@ class _Unknown:
     """A number that is not known while tracing; asking for it is refused."""
 
 
-for _name in ("add", "bool", "eq", "float", "floordiv", "ge", "gt", "index", "int", "le", "lt", "mod", "mul", "ne",
-              "neg", "pow", "radd", "rfloordiv", "rmul", "rpow", "rsub", "rtruediv", "sub", "truediv"):  # fmt: skip
+for _name in f"{OTHER_OPERATORS} add mul neg radd rmul rsub sub truediv".split(" "):
     setattr(_Unknown, f"__{_name}__", lambda *_: _refuse_unknown())
 
 

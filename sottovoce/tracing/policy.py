@@ -21,9 +21,10 @@ from sottovoce.core.noise import Noise
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import Unaccountable
 from sottovoce.support.limits import Cost, check_cost
+from sottovoce.tracing.basis import Coordinate
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.noise_scaling import scale_noise
-from sottovoce.tracing.tracer import Coordinate, trace
+from sottovoce.tracing.tracer import trace
 
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm

@@ -20,54 +20,32 @@ Columns of A: (round, node). Columns of B: sources, in the order they are first 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from scipy import sparse
 
-from sottovoce.core.arrays import Rows
-from sottovoce.core.compression import Compression, Identity, RandomK
-from sottovoce.core.correlation import Correlation
-from sottovoce.core.gossip_step import GossipStep
-from sottovoce.core.grid import NoiseOnGrid
+from sottovoce.core.algorithm import leaves
+from sottovoce.core.compression import Identity
 from sottovoce.core.loop import play_round, start_run
-from sottovoce.core.loop_inputs import LoopInputs
 from sottovoce.core.messages import LoopState, PlayedRound
 from sottovoce.core.mixing import Mixing
-from sottovoce.core.noise import FactoredMatrix
-from sottovoce.core.noise_key import public_stream
-from sottovoce.core.noise_sources import Sources
 from sottovoce.core.sensitivity import in_units_of_largest, largest
-from sottovoce.core.sum_grid import SumGrid
-from sottovoce.core.topologies import Topology
-from sottovoce.core.transport import Delivered, InProcess, mixed_weight
-from sottovoce.errors import InputError, Unaccountable
+from sottovoce.core.topologies import Changing, Topology
+from sottovoce.errors import Unaccountable
 from sottovoce.support.progress import counted, report_progress
-from sottovoce.tracing.linear_forms import OTHER_ROUND, LinearRows, as_linear
+from sottovoce.tracing.basis import FIRST, Basis, Coordinate, MapInputs, RowLocal, Unmixed
+from sottovoce.tracing.linear_forms import LinearRows, as_linear, slots, with_slots
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, TracedMessages
 from sottovoce.tracing.round_maps import Numbers, RoundMaps, combination_of, combined
 
 if TYPE_CHECKING:
-    from sottovoce.core.algorithm import Algorithm, Message, State
+    from sottovoce.core.algorithm import Algorithm, State
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Coordinate:
-    """Which coordinate is traced, of how many; they differ only if compression keeps some of them."""
-
-    index: int
-    dimension: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.index < self.dimension:
-            raise InputError(
-                f"coordinate {self.index} of {self.dimension}", "coordinates count from 0", "choose a smaller one"
-            )
 
 
 SAME = 1e-9
@@ -75,9 +53,6 @@ SAME = 1e-9
 
 LOST, LOOKED_AHEAD, SOME = 1e-10, 30, 1_000
 """Share of what is told that rounding may make up, and for how many rounds and nodes that is tried."""
-
-FIRST = Coordinate(0, 1)
-"""The only coordinate of a one-dimensional run."""
 
 
 def trace(
@@ -100,16 +75,17 @@ def trace(
     with counted("traced rounds", rounds):
         for round in range(rounds):
             now = _Known.of(loop_state, topology, algorithm, round)
-            if not (played and uncompressed and now.same_as(played[-1].known)):
-                maps, _ = trace_maps(algorithm, now.mixings, loop_state, round)
-                feed = _Basis(topology.n, seed, coordinate)
+            alike = bool(played) and now.same_as(played[-1].known)
+            if not (alike and uncompressed):
+                maps = played[-1].step.maps if alike else trace_maps(algorithm, now.mixings, loop_state, round)[0]
+                feed = Basis(topology.n, seed, coordinate)
                 step, after = _trace_round(algorithm, now.mixings, loop_state, feed, round, maps)
                 played.append(_Traced(round, now, _emptied(loop_state), step))
                 loop_state = after
             steps.append(played[-1].step)
             report_progress(1)
         for one in reversed(played):
-            feed = _Basis(topology.n, seed, coordinate)
+            feed = Basis(topology.n, seed, coordinate)
             again, _ = _trace_round(algorithm, one.known.mixings, one.before, feed, one.round, one.step.maps)
             if not (_same_rounds(again, one.step) and _follows_from_maps(one.step, algorithm)):
                 raise Unaccountable(
@@ -151,9 +127,7 @@ def _matrices_of(step: StepMatrices) -> list[sparse.csr_array]:
 
 def _emptied(loop_state: LoopState) -> LoopState:
     """The public part of a state, with zeros in place of rows."""
-    return _map(
-        loop_state, lambda leaf: LinearRows((leaf.matrix.shape[0], 0)) if isinstance(leaf, LinearRows) else leaf
-    )
+    return with_slots(loop_state, lambda slot: LinearRows((slot.matrix.shape[0], 0)))
 
 
 def _nodes(topology: object) -> int:
@@ -169,8 +143,7 @@ class _Known(NamedTuple):
 
     @classmethod
     def of(cls, loop_state: LoopState, topology: Topology, algorithm: Algorithm, round: int) -> _Known:
-        public: list[object] = []
-        _map(loop_state, lambda leaf: public.append(leaf.matrix.shape[0] if isinstance(leaf, LinearRows) else leaf))
+        public = [leaf.matrix.shape[0] if isinstance(leaf, LinearRows) else leaf for leaf in leaves(loop_state)]
         mixings = [topology.at(round, step) for step in range(algorithm.gossip_steps)]
         takes = round == 0 or not algorithm.averaging
         return cls(public, mixings, takes)
@@ -197,57 +170,28 @@ def _equal(a: object, b: object) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-def _map(tree: State, function: Callable[[State], State]) -> State:
-    """The same tuple of tuples with every leaf mapped."""
-    if isinstance(tree, tuple):
-        leaves = [_map(leaf, function) for leaf in tree]
-        return type(tree)(*leaves) if hasattr(tree, "_fields") else tuple(leaves)
-    return function(tree)
-
-
-def _slots(tree: State) -> list[LinearRows]:
-    found: list[LinearRows] = []
-    _map(tree, lambda leaf: found.append(leaf) if isinstance(leaf, LinearRows) else None)
-    return found
-
-
-class _Held(Topology):
+def _held(mixings: Sequence[Mixing]) -> Topology:
     """The mixings of one round, as they were when it was first played."""
-
-    static = True
-    name = "one round"
-    graph = None
-
-    def __init__(self, mixings: Sequence[Mixing]) -> None:
-        self._mixings = mixings
-
-    @property
-    def n(self) -> int:
-        return self._mixings[0].n
-
-    def at(self, round: int, step: int = 0) -> Mixing:
-        return self._mixings[step]
+    return Changing(lambda _, step: mixings[step], n=mixings[0].n, name="one round")
 
 
 def _trace_round(
     algorithm: Algorithm,
     mixings: Sequence[Mixing],
     loop_state: LoopState,
-    feed: _Basis,
+    feed: Basis,
     round: int,
     maps: RoundMaps,
 ) -> tuple[StepMatrices, LoopState]:
-    topology = _Held(mixings)
-    loop_state = _map(
-        loop_state, lambda leaf: feed.fresh("state", topology.n) if isinstance(leaf, LinearRows) else leaf
-    )
-    played = play_round(_RowLocal(algorithm, feed), topology, loop_state, feed, round)
+    topology = _held(mixings)
+    loop_state = with_slots(loop_state, lambda _: feed.fresh("state", topology.n))
+    played = play_round(RowLocal(algorithm, feed), topology, loop_state, feed, round)
     width = feed.width
     step = StepMatrices(
         state_size=feed.columns("state").size,
         gradients=feed.columns("gradient").size,
         sources=tuple((number, sources) for _, number, sources in feed.sources),
-        state_out=sparse.vstack([slot.wide(width) for slot in _slots(played.loop_state)], format="csr"),
+        state_out=sparse.vstack([slot.wide(width) for slot in slots(played.loop_state)], format="csr"),
         point=as_linear(played.point).wide(width) if played.point is not None else None,
         models=as_linear(played.models).wide(width),
         sent=tuple(sent for _, _, sent in _traced_messages(played, width)),
@@ -275,16 +219,16 @@ def trace_maps(
     """
     if not isinstance(algorithm.compression, Identity):
         algorithm = replace(algorithm, compression=Identity())  # type: ignore[type-var]
-    n, feed = mixings[0].n, _MapInputs(mixings[0].n)
-    state = _map(before.state, lambda leaf: feed.fresh("state", n) if isinstance(leaf, LinearRows) else leaf)
-    played = play_round(_RowLocal(algorithm, feed), _Held(mixings), LoopState(state, None), feed, round, _Unmixed(n))
+    n, feed = mixings[0].n, MapInputs(mixings[0].n)
+    state = with_slots(before.state, lambda _: feed.fresh("state", n))
+    played = play_round(RowLocal(algorithm, feed), _held(mixings), LoopState(state, None), feed, round, Unmixed(n))
     maps = RoundMaps(
-        slots=len(_slots(state)),
+        slots=len(slots(state)),
         takes_gradients=bool(feed.columns("gradient").size),
         adds_noise=bool(feed.columns("noise").size),
         point=None if played.point is None else combination_of(as_linear(played.point), n),
         sent=tuple(combination_of(as_linear(step.sent), n) for step in played.steps),
-        state_out=tuple(combination_of(slot, n) for slot in _slots(played.loop_state.state)),
+        state_out=tuple(combination_of(slot, n) for slot in slots(played.loop_state.state)),
         models=combination_of(as_linear(played.models), n),
         mixings=tuple(mixings),
         deviation=_deviation(algorithm, mixings[0]),
@@ -308,9 +252,7 @@ def _deviation(algorithm: Algorithm, mixing: Mixing) -> Numbers | None:
 
 
 def _private(state: State) -> tuple[bool, ...]:
-    found: list[bool] = []
-    _map(state, lambda leaf: found.append(isinstance(leaf, LinearRows)))
-    return tuple(found)
+    return tuple(isinstance(leaf, LinearRows) for leaf in leaves(state))
 
 
 def trace_all_maps(algorithm: Algorithm, topology: Topology, *, rounds: int) -> tuple[RoundMaps, ...]:
@@ -326,14 +268,6 @@ def trace_all_maps(algorithm: Algorithm, topology: Topology, *, rounds: int) -> 
             maps, before = trace_maps(algorithm, now.mixings, before, round)
         each.append(maps)
     return tuple(each)
-
-
-class _Unmixed(InProcess):
-    """Receivers get rows of their own, whatever is sent."""
-
-    def deliver(self, gossip_step: GossipStep, rows: Rows, weight: Rows | None, inputs: LoopInputs) -> Delivered:
-        assert isinstance(inputs, _MapInputs)
-        return Delivered(inputs.fresh("mixed", self.n), rows, mixed_weight(gossip_step, weight))
 
 
 def _follows_from_maps(step: StepMatrices, algorithm: Algorithm) -> bool:
@@ -405,160 +339,3 @@ class _Close(NamedTuple):
     def to(self, matrix: sparse.csr_array, expected: Numbers) -> bool:
         terms = abs(matrix) @ np.abs(self.inputs)
         return bool((np.abs(matrix @ self.inputs - expected) <= SAME * (1.0 + terms.max(initial=0.0))).all())
-
-
-class _RowLocal:
-    """An algorithm whose maps are watched: what a node holds may only come from what that node was given."""
-
-    def __init__(self, inner: Algorithm, basis: object) -> None:
-        self._inner, self._basis = inner, basis
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def point(self, state: State) -> Rows:
-        return self._watched("point", self._inner.point(state), state)
-
-    def local(self, state: State, grad: Rows, noise: Rows | float) -> State:
-        return self._watched("local", self._inner.local(state, grad, noise), (state, grad, noise))
-
-    def message(self, state: State) -> Message:
-        return self._watched("message", self._inner.message(state), state)
-
-    def absorb(self, state: State, mixed: Message) -> State:
-        return self._watched("absorb", self._inner.absorb(state, mixed), (state, mixed))
-
-    def _watched(self, name: str, result: Result, given: State) -> Result:
-        sources = _slots(given)
-        width = max((rows.matrix.shape[1] for rows in sources), default=0)
-        for rows in _slots(result):
-            if rows.basis is not None and rows.basis is not self._basis:
-                raise Unaccountable(f"{name} of {self._inner.name}: {OTHER_ROUND}")
-            if rows.matrix.shape[1] > width or any(rows is source for source in sources):
-                allowed = rows.matrix.shape[1] <= width
-            else:
-                held = np.concatenate([_places(source, width) for source in sources])
-                allowed = bool(np.isin(_places(rows, width), held).all())
-            if not allowed:
-                raise Unaccountable(
-                    f"{name} of {self._inner.name} moves values from node to node, and only messages may; "
-                    "send what neighbours are to receive"
-                )
-        return result
-
-
-def _places(rows: LinearRows, width: int) -> NDArray[np.int64]:
-    """Where entries are that are not zero: row times width, plus column."""
-    matrix = rows.matrix
-    row = np.repeat(np.arange(matrix.shape[0], dtype=np.int64), np.diff(matrix.indptr))
-    return np.asarray((row * width + matrix.indices)[matrix.data != 0])
-
-
-class _Basis:
-    """A feed that answers with basis rows: every gradient and every noise source gets a column of its own."""
-
-    def __init__(self, n: int, seed: int, coordinate: Coordinate) -> None:
-        self.n, self._seed, self._coordinate = n, seed, coordinate
-        self.sources: list[tuple[int, int, Sources]] = []
-        self._blocks: list[tuple[str, int]] = []
-        self._starts: list[int] = []
-
-    @property
-    def width(self) -> int:
-        """Columns so far."""
-        return sum(size for _, size in self._blocks)
-
-    def columns(self, kind: str) -> NDArray[np.intp]:
-        """The columns of one kind: state, gradient or noise."""
-        return np.flatnonzero(np.repeat([name == kind for name, _ in self._blocks], [s for _, s in self._blocks]))
-
-    def fresh(self, kind: str, size: int) -> LinearRows:
-        """New columns, and the identity on them."""
-        return self._place(sparse.eye_array(size, format="csr"), self._open(kind, size))
-
-    def _open(self, kind: str, size: int) -> int:
-        start = self.width
-        self._blocks.append((kind, size))
-        return start
-
-    def _place(self, matrix: sparse.csr_array, start: int) -> LinearRows:
-        shape = (matrix.shape[0], start + matrix.shape[1])
-        return LinearRows(sparse.csr_array((matrix.data, matrix.indices + start, matrix.indptr), shape=shape), self)
-
-    def _start(self, sources: Sources, round: int, step: int) -> int:
-        """Where the columns of these sources in this step begin; opened when first asked for."""
-        for (number, at, known), start in zip(self.sources, self._starts, strict=True):
-            if known is sources and (number, at) == (round, step):
-                return start
-        self.sources.append((round, step, sources))
-        self._starts.append(self._open("noise", sources.size))
-        return self._starts[-1]
-
-    def gradient(self, round: int, point: Rows) -> LinearRows:
-        """A basis row for each node; what the gradient depends on does not matter."""
-        return self.fresh("gradient", self.n)
-
-    def noise(self, sources: Sources, matrix: FactoredMatrix, round: int, step: int) -> LinearRows:
-        """`matrix` itself, on the columns of its sources."""
-        return self._place(matrix.whole(), self._start(sources, round, step))
-
-    def correlated(self, correlation: Correlation, sources: Sources, matrix: FactoredMatrix, round: int) -> LinearRows:
-        """One round does not see the others: the system holds C beside its steps."""
-        return self.noise(sources, matrix, round, 0)
-
-    def rounded_sum(self, gradient: Rows, noise: NoiseOnGrid, round: int) -> LinearRows:
-        """The sum: rounding is a function of it."""
-        total = as_linear(gradient)
-        for term in noise.in_units:
-            if noise.correlation is None:
-                total = total + self.noise(term.sources, term.matrix, round, 0)
-            else:
-                total = total + self.correlated(noise.correlation, term.sources, term.matrix, round)
-        return total
-
-    def discrete_sum(self, gradient: Rows, grid: SumGrid, round: int) -> LinearRows:
-        """The sum: what rounding and whole numbers cost is counted in `privacy.discrete_noise`."""
-        return as_linear(gradient) + self.noise(grid.term.sources, grid.in_units, round, 0)
-
-    def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> LinearRows:
-        """Kept or not, for the coordinate that is traced."""
-        return as_linear(rows) * self._kept(self._linear(operator), round, step)
-
-    def _linear(self, operator: Compression) -> RandomK:
-        """The operator, if it is linear and it is said which coordinate is traced."""
-        if not isinstance(operator, RandomK):
-            raise Unaccountable(
-                f"{operator.name} is not linear, so single messages cannot be traced; "
-                "use rand:A or identity compression, or the view given all noisy gradients"
-            )
-        if self._coordinate is FIRST:
-            raise InputError(
-                f"{operator.name} traced without a coordinate",
-                "which coordinates it keeps depends on their number",
-                "give coordinate=Coordinate(0, D), D the number of parameters",
-            )
-        return operator
-
-    def _kept(self, operator: RandomK, round: int, step: int) -> NDArray[np.float64]:
-        """One for each node that sends the coordinate, zero for the others."""
-        streams = [public_stream(self._seed, "compression", [node], round, step) for node in range(self.n)]
-        return operator.mask(self._coordinate.dimension, streams)[:, [self._coordinate.index]].astype(float)
-
-
-class _MapInputs(_Basis):
-    """Columns for the inputs of every map: of noise, for the sum that is added, whatever its sources are."""
-
-    def __init__(self, n: int) -> None:
-        super().__init__(n, 0, FIRST)
-
-    def noise(self, sources: Sources, matrix: FactoredMatrix, round: int, step: int) -> LinearRows:
-        """Columns for the first term; of others, which are added to it, there is nothing more to say."""
-        return LinearRows((self.n, 0)) if self.columns("noise").size else self.fresh("noise", self.n)
-
-    def rounded_sum(self, gradient: Rows, noise: NoiseOnGrid, round: int) -> LinearRows:
-        """What is released has the columns of the gradient."""
-        return as_linear(gradient)
-
-    def discrete_sum(self, gradient: Rows, grid: SumGrid, round: int) -> LinearRows:
-        """What is released has the columns of the gradient."""
-        return as_linear(gradient)

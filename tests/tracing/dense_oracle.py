@@ -12,9 +12,10 @@ from sottovoce.core.loop import play_round, start_run
 from sottovoce.core.noise import FactoredMatrix
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.topologies import Topology
+from sottovoce.tracing.basis import FIRST, Basis, Coordinate
 from sottovoce.tracing.linear_forms import LinearRows
 from sottovoce.tracing.linear_system import Labels, TracedMessages, labelled
-from sottovoce.tracing.tracer import FIRST, Coordinate, _Basis, _traced_messages
+from sottovoce.tracing.tracer import _traced_messages
 
 
 def trace_dense(
@@ -38,7 +39,7 @@ def trace_dense(
     return O[:, feed.columns("gradient")], O[:, feed.columns("noise")], labels
 
 
-class _WholeRun(_Basis):
+class _WholeRun(Basis):
     """The same over all rounds, where correlated noise reaches back to the columns of earlier ones."""
 
     def correlated(self, correlation: Correlation, sources: Sources, matrix: FactoredMatrix, round: int) -> LinearRows:

@@ -12,7 +12,7 @@ from sottovoce.core.algorithm import Weighted
 from sottovoce.core.compression import parse_compression
 from sottovoce.core.gossip import Gossip, Model
 from sottovoce.privacy.final_models import models_follow_from_messages
-from sottovoce.tracing.tracer import Coordinate
+from sottovoce.tracing.basis import Coordinate
 from tests.cases import ROUNDS, cases
 from tests.selection import rest_slow
 
