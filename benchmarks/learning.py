@@ -24,10 +24,9 @@ from sottovoce.core.random_streams import RandomSource
 from sottovoce.learning import models
 from sottovoce.learning.clipping import parse_clipping
 from sottovoce.learning.datasets import Dataset
-from sottovoce.learning.engines import engine_for
+from sottovoce.learning.engines import Stack, engine_for
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.partitioning import partition
-from sottovoce.learning.stacks import Stack
 from sottovoce.learning.tasks import Task, task
 from sottovoce.support.threads import threads
 
@@ -321,7 +320,7 @@ def engine_actions(net: models.Model, nodes: int, batch: int) -> dict[str, Calla
     targets = torch.randint(10, (nodes, batch), generator=draw)
     stack = Stack(inputs, targets, torch.full((nodes, batch), 1 / batch))
     found: dict[str, Callable[[], object]] = {}
-    for name in dict.fromkeys((engine_for(net).name, "functional", "loop")):
+    for name in dict.fromkeys((engine_for(net).name, "functional")):
         engine = engine_for(net, name)
         found[f"{name}, clipped"] = partial(engine.clipped, x, stack, clip)
         found[f"{name}, not clipped"] = partial(engine.total, x, stack)

@@ -20,7 +20,7 @@ from torch import Tensor
 from sottovoce.attacks.registry import AttackOptions
 from sottovoce.errors import InputError
 from sottovoce.learning.catalogue import Targets
-from sottovoce.learning.stacked_engines import VALUES
+from sottovoce.learning.engines import VALUES
 from sottovoce.learning.tasks import Task
 from sottovoce.run.finished_run import FinishedRun
 from sottovoce.run.recording import Messages

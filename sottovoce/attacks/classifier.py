@@ -26,9 +26,8 @@ from torch import Tensor
 from sottovoce.attacks.candidate_losses import LossSeries, losses_on_runs
 from sottovoce.attacks.evaluation import MembershipResult, Scores, evaluate_scores
 from sottovoce.attacks.registry import AttackOptions
-from sottovoce.learning.engines import engine_for
+from sottovoce.learning.engines import Stack, engine_for
 from sottovoce.learning.models import mlp
-from sottovoce.learning.stacks import Stack
 from sottovoce.run.finished_run import FinishedRun
 from sottovoce.support.threads import threads
 

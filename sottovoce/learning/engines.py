@@ -2,142 +2,111 @@
 
 An engine is chosen by the kinds of layers (`engine_for`):
 
-- `stacked`: chains of linear layers and matrix factorisation, all nodes at once, by hand (`stacked_engines`);
-- `loop`: node after node, for convolutions, where stacking gains nothing on a CPU;
-- `functional`: anything else, by `torch.func`, nodes and examples in chunks.
+- `stacked`: chains of linear layers, all nodes at once, by hand, and matrix factorisation;
+- `functional`: anything else, node after node, examples by `torch.func`.
 
-Shapes: N nodes, B examples, F inputs, K outputs, D parameters.
+For a linear layer an example's gradient is the outer product of the error at its outputs and of its inputs, so its
+squared norm is `||error||^2 (||input||^2 + 1)`, the one for the bias. A rating's gradient lies in one user's and one
+item's rows. In both, norms need no example's gradient, and clipping is a factor on the errors.
+
+Shapes: N nodes, B examples, F inputs, K outputs, I and O a layer's inputs and outputs, D parameters.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from sottovoce.errors import InputError
-from sottovoce.learning.clipping import Clipped, Clipping, sum_clipped
+from sottovoce.learning.clipping import Clipped, Clipping, count, norms, sum_clipped, without
 from sottovoce.learning.models import Model
-from sottovoce.learning.stacked_engines import VALUES, stacked
-from sottovoce.learning.stacks import Stack
+from sottovoce.learning.modules import is_plain
+from sottovoce.learning.networks import Factors
 from sottovoce.support.threads import chunks
 
-EXAMPLES = 4
-"""At least so many examples of a node are taken at once, however large the model."""
+VALUES = 1 << 24
+"""About so many numbers of single examples' gradients, or of layers' outputs, are alive at once."""
+
+ENGINES = ("stacked", "functional")
 
 
-class Engine(Protocol):
-    """Gradients and outputs of all nodes."""
+class Stack(NamedTuple):
+    """A batch of every node: inputs N x B x F, targets N x B, and what each example's gradient is multiplied with.
 
-    @property
-    def name(self) -> str:
-        """By which it is chosen."""
+    Weights are one over the divisor of the batch; zero marks padding.
+    """
 
-    @property
-    def threaded(self) -> bool:
-        """Whether several threads may ask at once, and small blocks of nodes take no longer than large ones."""
-
-    def total(self, points: Tensor, stack: Stack) -> Tensor:
-        """`sum_i weight_i g_i` of each node, N x D."""
-
-    def add_total_(self, rows: Tensor, points: Tensor, stack: Stack) -> None:
-        """Add `total` to rows, in place."""
-
-    def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:
-        """`sum_i weight_i clip(g_i)` of each node."""
-
-    def outputs(self, points: Tensor, inputs: Tensor) -> Tensor:
-        """Outputs N x B x K for inputs N x B x F."""
-
-    def examples_at_once(self, nodes: int, features: int) -> int:
-        """How many examples per node `outputs` takes without outgrowing the memory."""
+    inputs: Tensor
+    targets: Tensor
+    weights: Tensor
 
 
-ENGINES = ("stacked", "loop", "functional")
+def engine_for(model: Model, name: str | None = None) -> Engine:
+    """The fastest engine for a model's layers, or the named one."""
+    if name not in (None, *ENGINES):
+        raise InputError(f"engine {name!r}", f"known: {', '.join(ENGINES)}", "leave it out for the fastest")
+    plain = is_plain(model.module) and name != "functional"
+    if plain and type(model.module) is Factors:
+        return Ratings(model)
+    if plain and (layers := _layers(model)) is not None:
+        return Chain(model, layers)
+    if name == "stacked":
+        raise InputError(
+            f"engine stacked for {model.name}",
+            "this engine is for linear layers with relu, tanh or sigmoid, and for matrix factorisation",
+            "leave it out for the fastest",
+        )
+    return Functional(model)
+
+
+# --- any model -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Functional:
-    """`torch.func` over nodes and over examples, in chunks."""
+    """Node after node, so that what is taken at once changes no bit; single examples by `torch.func`, in chunks."""
 
     model: Model
     name: str = "functional"
     threaded = False
+    """Whether several threads may ask at once, and small blocks of nodes take no longer than large ones."""
 
     def total(self, points: Tensor, stack: Stack) -> Tensor:
-        """One backward pass for each node, a few nodes with equally many examples at a time."""
+        """`sum_i weight_i g_i` of each node, N x D, by a plain backward pass.
+
+        Examples of weight zero are left out: a model may give no number for padding, and zero times that is none.
+        """
         rows, layout = torch.zeros_like(points), self.model.layout
-        gradient = vmap(grad(partial(weighted_loss, self.model)))
-        for alike in nodes_alike(stack):
-            for nodes in torch.split(alike, max(1, VALUES // (4 * layout.size))):
-                rows[nodes] = layout.flatten(gradient(layout.views(points[nodes]), *without_padding(stack, nodes)))
-        return rows
-
-    def add_total_(self, rows: Tensor, points: Tensor, stack: Stack) -> None:
-        """In a second pass."""
-        rows += self.total(points, stack)
-
-    def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:
-        """Every example's gradient by itself, a chunk at a time."""
-        each = vmap(vmap(grad(partial(example_loss, self.model)), in_dims=(None, 0, 0)))
-        layout, (N, B) = self.model.layout, stack.weights.shape
-        rows, nonfinite = torch.zeros_like(points), 0
-        some_nodes = max(1, VALUES // (B * layout.size))
-        for nodes in chunks(N, some_nodes):
-            some_examples = max(1, VALUES // ((nodes.stop - nodes.start) * layout.size))
-            for examples in chunks(B, some_examples):
-                inputs, targets, weights = (part[nodes, examples] for part in stack)
-                gradients = layout.flatten(each(layout.views(points[nodes]), inputs, targets))
-                added = sum_clipped(gradients, weights, clip)
-                rows[nodes] += added.rows
-                nonfinite += added.nonfinite
-        return Clipped(rows, nonfinite)
-
-    def outputs(self, points: Tensor, inputs: Tensor) -> Tensor:
-        """All nodes at once."""
-        found: Tensor = vmap(self.model.outputs)(points, inputs)
-        return found
-
-    def examples_at_once(self, nodes: int, features: int) -> int:
-        """Taking layers to be up to 64 times wider than the inputs."""
-        return max(1, VALUES // (64 * nodes * features))
-
-
-@dataclass(frozen=True)
-class Loop:
-    """One node at a time, examples by `torch.func` where each counts by itself."""
-
-    model: Model
-    name: str = "loop"
-    threaded = False
-
-    def total(self, points: Tensor, stack: Stack) -> Tensor:
-        """Plain backward passes."""
-        rows, layout = torch.zeros_like(points), self.model.layout
-        for alike in nodes_alike(stack):
-            for node in torch.split(alike, 1):
-                parameters = layout.views(points[node].squeeze(0))
-                leaves = {name: part.detach().requires_grad_() for name, part in parameters.items()}
-                with torch.enable_grad():
-                    batch = (part.squeeze(0) for part in without_padding(stack, node))
-                    found = torch.autograd.grad(weighted_loss(self.model, leaves, *batch), list(leaves.values()))
-                rows[node] = layout.flatten(dict(zip(leaves, found, strict=True)))
-        return rows
-
-    def add_total_(self, rows: Tensor, points: Tensor, stack: Stack) -> None:
-        """In a second pass."""
-        rows += self.total(points, stack)
-
-    def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:
-        """Some examples at a time."""
-        each = vmap(grad(partial(example_loss, self.model)), in_dims=(None, 0, 0))
-        rows, nonfinite, layout = torch.zeros_like(points), 0, self.model.layout
         for node, row in enumerate(points):
-            for some in chunks(stack.weights.shape[1], max(EXAMPLES, VALUES // layout.size)):
+            there = stack.weights[node] > 0
+            if not there.any():
+                continue
+            inputs, targets, weights = (part[node][there] for part in stack)
+            leaves = {name: part.detach().requires_grad_() for name, part in layout.views(row).items()}
+            with torch.enable_grad():
+                loss = self.model.loss.each(self.model.outputs_of(leaves, inputs), targets) @ weights
+                found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+            rows[node] = layout.flatten(dict(zip(leaves, found, strict=True)))
+        return rows
+
+    def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:
+        """`sum_i weight_i clip(g_i)` of each node: every example's gradient by itself, some at a time."""
+        layout = self.model.layout
+
+        def loss(parameters: dict[str, Tensor], features: Tensor, target: Tensor) -> Tensor:
+            outputs = self.model.outputs_of(parameters, features.unsqueeze(0))
+            return self.model.loss.each(outputs, target.unsqueeze(0)).squeeze(0)
+
+        each = vmap(grad(loss), in_dims=(None, 0, 0))
+        rows, nonfinite = torch.zeros_like(points), 0
+        for node, row in enumerate(points):
+            for some in chunks(stack.weights.shape[1], max(1, VALUES // layout.size)):
                 inputs, targets, weights = (part[node, some] for part in stack)
                 gradients = layout.flatten(each(layout.views(row), inputs, targets))
                 added = sum_clipped(gradients.unsqueeze(0), weights.unsqueeze(0), clip)
@@ -147,53 +116,153 @@ class Loop:
 
     @torch.no_grad()
     def outputs(self, points: Tensor, inputs: Tensor) -> Tensor:
-        """A forward pass for each node."""
+        """Outputs N x B x K for inputs N x B x F."""
         return torch.stack([self.model.outputs(row, own) for row, own in zip(points, inputs, strict=True)])
 
     def examples_at_once(self, nodes: int, features: int) -> int:
-        """Whatever the number of nodes, taking layers to be up to 64 times wider than the inputs."""
+        """How many examples per node `outputs` takes, where layers are up to 64 times wider than the inputs."""
         return max(1, VALUES // (64 * features))
 
 
-def weighted_loss(
-    model: Model, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor, weights: Tensor
-) -> Tensor:
-    """The weighted sum of a batch's losses."""
-    return model.loss.each(model.outputs_of(parameters, inputs), targets) @ weights
+# --- matrix factorisation ------------------------------------------------------------------------------------------
 
 
-def example_loss(model: Model, parameters: dict[str, Tensor], features: Tensor, target: Tensor) -> Tensor:
-    """The loss of one example."""
-    outputs = model.outputs_of(parameters, features.unsqueeze(0))
-    return model.loss.each(outputs, target.unsqueeze(0)).squeeze(0)
+@dataclass(frozen=True)
+class Ratings(Functional):
+    """Matrix factorisation: clipped sums are sums with other weights."""
+
+    name: str = "stacked"
+
+    @torch.no_grad()
+    def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:
+        """Norms are `|error| sqrt(||user||^2 + ||item||^2 + 2)`, the two for the biases."""
+        parts = self.model.layout.views(points)
+        node = torch.arange(len(points), device=points.device).unsqueeze(1)
+        user, item = stack.inputs.long().unbind(-1)
+        squares = [norms(parts["users"][node, user]).square(), norms(parts["items"][node, item]).square()]
+        spread = (squares[0] + squares[1] + 2).sqrt()
+        errors = self.model.loss.errors(self.outputs(points, stack.inputs), stack.targets)
+        factor, unfit = clip.factors(spread * norms(errors), spread, stack.weights)
+        return Clipped(self.total(points, stack._replace(weights=factor)), count(unfit, stack.weights))
 
 
-def nodes_alike(stack: Stack) -> list[Tensor]:
-    """The nodes that have examples, those with equally many together."""
-    counts = (stack.weights > 0).sum(1)
-    return [(counts == count).nonzero().flatten() for count in torch.unique(counts) if count > 0]
+# --- chains of linear layers ---------------------------------------------------------------------------------------
+
+ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    nn.ReLU: (
+        torch.relu_,
+        lambda error, out: torch.ops.aten.threshold_backward.grad_input(error, out, 0, grad_input=error),
+    ),
+    nn.Tanh: (torch.tanh_, lambda error, out: torch.ops.aten.tanh_backward.grad_input(error, out, grad_input=error)),
+    nn.Sigmoid: (
+        torch.sigmoid_,
+        lambda error, out: torch.ops.aten.sigmoid_backward.grad_input(error, out, grad_input=error),
+    ),
+}
+"""The activation, and how an error passes back through it, given its output; both in place."""
 
 
-def without_padding(stack: Stack, nodes: Tensor) -> Stack:
-    """The batches of some nodes with equally many examples, and nothing else: a model may give no number for padding.
+class Layer(NamedTuple):
+    """Names of a layer's parameters, its widths, and the activation behind it."""
 
-    Its loss would then be no number either, whatever its weight.
-    """
-    there = stack.weights[nodes] > 0
-    return Stack(*(part[nodes][there].view(len(nodes), -1, *part.shape[2:]) for part in stack))
+    weight: str
+    bias: str | None
+    widths: tuple[int, int]
+    activation: type[nn.Module] | None
 
 
-def engine_for(model: Model, name: str | None = None) -> Engine:
-    """The fastest engine for a model's layers, or the named one."""
-    if name not in (None, *ENGINES):
-        raise InputError(f"engine {name!r}", f"known: {', '.join(ENGINES)}", "leave it out for the fastest")
-    if name in (None, "stacked") and (found := stacked(model)) is not None:
-        return found
-    if name == "stacked":
-        raise InputError(
-            f"engine stacked for {model.name}",
-            "this engine is for linear layers with relu, tanh or sigmoid, and for matrix factorisation",
-            "leave it out for the fastest",
-        )
-    convolves = any(isinstance(part, nn.modules.conv._ConvNd) for part in model.module.modules())
-    return Loop(model) if name == "loop" or (name is None and convolves) else Functional(model)
+def _layers(model: Model) -> tuple[Layer, ...] | None:
+    """The layers of a chain whose parameters are all trained, or None."""
+    found: list[Layer] = []
+    for path, part in model.module.named_modules(remove_duplicate=False):
+        if type(part) is nn.Linear:
+            prefix = f"{path}." if path else ""
+            bias = None if part.bias is None else f"{prefix}bias"
+            found.append(Layer(f"{prefix}weight", bias, (part.in_features, part.out_features), None))
+        elif type(part) in ACTIVATIONS and found and found[-1].activation is None:
+            found[-1] = found[-1]._replace(activation=type(part))
+        elif type(part) is not nn.Sequential and not (
+            type(part) is nn.Flatten and part.start_dim == 1 and part.end_dim == -1 and not found
+        ):
+            return None
+    used = [name for layer in found for name in (layer.weight, layer.bias) if name is not None]
+    return tuple(found) if found and sorted(used) == sorted(model.layout.names) else None
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Linear layers with activations, by hand."""
+
+    model: Model
+    layers: tuple[Layer, ...]
+    name: str = "stacked"
+    threaded = True
+
+    @torch.no_grad()
+    def total(self, points: Tensor, stack: Stack) -> Tensor:
+        """Forward, and backward from errors times weights."""
+        parameters = self.model.layout.views(points)
+        passed = self._forward(parameters, stack.inputs)
+        errors = self.model.loss.errors(passed[-1], stack.targets).mul_(stack.weights.unsqueeze(-1))
+        return self._summed(points, passed, self._backward(parameters, passed, errors))
+
+    @torch.no_grad()
+    def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:
+        """Errors of all layers first, then their norms, then sums of errors times factors."""
+        parameters = self.model.layout.views(points)
+        passed = self._forward(parameters, stack.inputs)
+        errors = self._backward(parameters, passed, self.model.loss.errors(passed[-1], stack.targets))
+        squares = reach = points.new_zeros((), dtype=torch.float64)
+        for layer, inputs, error in zip(self.layers, passed, errors, strict=False):
+            spread = (norms(inputs).square() + (0.0 if layer.bias is None else 1.0)).sqrt()
+            squares = squares + (norms(error) * spread).square()
+            reach = torch.maximum(reach, spread * math.sqrt(layer.widths[1]))
+        factor, unfit = clip.factors(squares.sqrt(), reach, stack.weights)
+        passed, errors = ([without(unfit, part) for part in parts] for parts in (passed, errors))
+        rows = self._summed(points, passed, [error * factor.unsqueeze(-1) for error in errors])
+        return Clipped(rows, count(unfit, stack.weights))
+
+    @torch.no_grad()
+    def outputs(self, points: Tensor, inputs: Tensor) -> Tensor:
+        """The forward pass."""
+        return self._forward(self.model.layout.views(points), inputs)[-1]
+
+    def examples_at_once(self, nodes: int, features: int) -> int:
+        """By the widest layer."""
+        return max(1, VALUES // (nodes * max(max(layer.widths) for layer in self.layers)))
+
+    def _forward(self, parameters: dict[str, Tensor], inputs: Tensor) -> list[Tensor]:
+        """The inputs of every layer, N x B x I, and the outputs of the last. Activations happen in place."""
+        passed = [inputs]
+        for layer in self.layers:
+            weight = parameters[layer.weight].transpose(1, 2)
+            if layer.bias is None:
+                out = torch.bmm(passed[-1], weight)
+            else:
+                out = torch.baddbmm(parameters[layer.bias].unsqueeze(1), passed[-1], weight)
+            passed.append(out if layer.activation is None else ACTIVATIONS[layer.activation][0](out))
+        return passed
+
+    def _backward(self, parameters: dict[str, Tensor], passed: list[Tensor], errors: Tensor) -> list[Tensor]:
+        """Errors at the outputs of every layer, before its activation, N x B x O."""
+        found: list[Tensor] = []
+        for layer, out in zip(reversed(self.layers), reversed(passed[1:]), strict=True):
+            if layer.activation is not None:
+                errors = ACTIVATIONS[layer.activation][1](errors, out)
+            found.append(errors)
+            if len(found) < len(self.layers):
+                errors = torch.bmm(errors, parameters[layer.weight])
+        return found[::-1]
+
+    def _summed(self, points: Tensor, passed: list[Tensor], errors: list[Tensor]) -> Tensor:
+        rows = torch.empty_like(points)
+        parts = self.model.layout.views(rows)
+        for layer, inputs, error in zip(self.layers, passed, errors, strict=False):
+            torch.bmm(error.transpose(1, 2), inputs, out=parts[layer.weight])
+            if layer.bias is not None:
+                torch.sum(error, dim=1, out=parts[layer.bias])
+        return rows
+
+
+Engine: TypeAlias = Functional | Chain
+"""Gradients and outputs of all nodes."""

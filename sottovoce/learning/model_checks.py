@@ -97,7 +97,7 @@ def _outputs_and_gradient(model: Model, dtype: torch.dtype, features: int) -> Te
     """Called as it is, so that what it changes is seen."""
     parameters = {name: part.requires_grad_() for name, part in model.layout.views(_start(model, dtype)).items()}
     held = {name: part.clone() for name, part in parameters.items()}
-    inputs = torch.zeros(1, *(model.shape or (features,)), dtype=dtype)
+    inputs = torch.zeros(1, *(model.shape or (features,)), dtype=dtype, requires_grad=True)  # for backward hooks
     with torch.enable_grad():
         outputs: Tensor = functional_call(model.module, held, (inputs,))
         torch.autograd.grad(outputs.sum(), list(parameters.values()), allow_unused=True)

@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -39,13 +41,12 @@ from sottovoce.learning.batches import Batches, parse_batches
 from sottovoce.learning.catalogue import PublicStatistic, Targets
 from sottovoce.learning.clipping import Clipped, Clipping, clip_rows, parse_clipping
 from sottovoce.learning.datasets import Dataset
-from sottovoce.learning.engines import Engine, engine_for
+from sottovoce.learning.engines import Engine, Stack, engine_for
 from sottovoce.learning.model_checks import check_model
 from sottovoce.learning.models import Model
 from sottovoce.learning.modules import only_linear_layer
 from sottovoce.learning.partitioning import Partition
 from sottovoce.learning.prediction_scores import score_predictions
-from sottovoce.learning.stacks import DrawnExamples, Stacks
 from sottovoce.privacy.convexity import DECLARE_NORM
 from sottovoce.support.json_numbers import JSON
 from sottovoce.support.threads import chunks, for_each, torch_divides, workers
@@ -247,6 +248,16 @@ def find_device(name: str) -> torch.device:
     return device
 
 
+class DrawnExamples(NamedTuple):
+    """The batches of a round: rows of the training set, and their weights, both S x N x B.
+
+    Weights are one over the divisor of the batch; zero marks padding.
+    """
+
+    rows: Tensor
+    weights: Tensor
+
+
 class Gradients:
     """What the loop calls in each round, and what the accountant needs to know about it.
 
@@ -286,6 +297,7 @@ class Gradients:
         self.local_steps, self.step_size, self.weigh_nodes = local_steps, step_size, weigh_nodes
         self.nodes = np.arange(drawn.nodes)
         self.nonfinite = 0
+        self._memory = threading.local()
 
     def hosted(self, nodes: NDArray[np.intp]) -> Gradients:
         """The gradients of some nodes alone, with their data alone: the same batches, by the same keys."""
@@ -339,10 +351,6 @@ class Gradients:
         self.nonfinite += sum(counts)
         return rows
 
-    @cached_property
-    def _stacks(self) -> Stacks:
-        return Stacks(self.task.inputs, self.task.targets)
-
     def _examples(self, round: int) -> DrawnExamples:
         """The batches of all nodes here, in all steps of a round."""
         first, device = round * self.local_steps, self.task.device
@@ -359,19 +367,30 @@ class Gradients:
 
     def _released(self, drawn: DrawnExamples, points: Tensor, nodes: slice) -> Clipped:
         """What some nodes release, which stand at these points: sums along their steps."""
-        engine, clip, found = self.task.engine, self.clipping, torch.zeros(0)
-        at: Tensor | None = None
-        for step, (rows, weights) in enumerate(zip(drawn.rows[:, nodes], drawn.weights[:, nodes], strict=True)):
-            with self._stacks.gathered(rows, weights) as stack:
-                if clip.by_example:
-                    return engine.clipped(points, stack, clip)
-                if not step:
-                    found = engine.total(points, stack)
-                    continue
-                assert self.step_size is not None
-                at = torch.add(points, found, alpha=-self.step_size, out=at)
-                engine.add_total_(found, at, stack)
+        engine, clip, step_size = self.task.engine, self.clipping, self.step_size or 0.0
+        first, *others = zip(drawn.rows[:, nodes], drawn.weights[:, nodes], strict=True)
+        stack = self._gathered(*first)
+        if clip.by_example:
+            return engine.clipped(points, stack, clip)
+        found = engine.total(points, stack)
+        for rows, weights in others:
+            found += engine.total(torch.add(points, found, alpha=-step_size), self._gathered(rows, weights))
         return Clipped(found, 0) if clip.kind == "none" else clip_rows(found, clip)
+
+    def _gathered(self, rows: Tensor, weights: Tensor) -> Stack:
+        """A batch of each node, N x B, with zeros in place of rows that take no part.
+
+        A weight of zero would not do: zero times infinity is not zero. Each thread has memory that it uses again: new
+        memory costs more than what is copied there.
+        """
+        inputs, absent = self.task.inputs, (weights == 0).flatten().nonzero().flatten()
+        numbers = rows.numel() * inputs.shape[1]
+        if len(held := getattr(self._memory, "held", inputs.new_empty(0))) < numbers:
+            held = self._memory.held = inputs.new_empty(numbers)
+        memory = held[:numbers].view(-1, inputs.shape[1])
+        chosen = torch.index_select(inputs, 0, rows.flatten(), out=memory).index_fill_(0, absent, 0)
+        targets = self.task.targets.take(rows.flatten()).index_fill_(0, absent, 0)
+        return Stack(chosen.view(*rows.shape, inputs.shape[1]), targets.view(rows.shape), weights)
 
     def check(self, rounds: int) -> None:
         """Refuse a run for which not enough batches are planned."""

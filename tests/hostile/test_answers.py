@@ -24,8 +24,8 @@ from sottovoce.cli.app import app, load_commands
 from sottovoce.core.graphs import graph
 from sottovoce.learning import models
 from sottovoce.learning.datasets import Dataset, from_arrays
+from sottovoce.learning.engines import Stack
 from sottovoce.learning.partitioning import partition
-from sottovoce.learning.stacks import Stack
 from sottovoce.learning.tasks import Task, task
 from sottovoce.planning.question import Question
 from sottovoce.privacy import views

@@ -19,12 +19,11 @@ from sottovoce import InputError, NoiseKey
 from sottovoce.learning import models
 from sottovoce.learning.clipping import clip_rows, parse_clipping
 from sottovoce.learning.datasets import Dataset
-from sottovoce.learning.engines import Loop, engine_for
+from sottovoce.learning.engines import Functional, Stack, engine_for
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.model_checks import what_a_gradient_changes
 from sottovoce.learning.modules import state_of
 from sottovoce.learning.partitioning import Partition, Sizes
-from sottovoce.learning.stacks import Stack
 from sottovoce.learning.tasks import task
 from sottovoce.support.threads import threads
 
@@ -66,10 +65,7 @@ MODELS = {
 LARGE = "gn-resnet18"
 """What takes long meets few settings; other models meet the same code."""
 ENGINES = [
-    (name, engine)
-    for name, (make, _) in MODELS.items()
-    for engine in sorted({engine_for(make()).name, "loop", "functional"})
-    if (name, engine) != (LARGE, "functional")
+    (name, engine) for name, (make, _) in MODELS.items() for engine in sorted({engine_for(make()).name, "functional"})
 ]
 every_engine = pytest.mark.parametrize(("name", "engine"), ENGINES)
 
@@ -272,7 +268,7 @@ def test_each_node_begins_with_the_module_as_it_was(how):
     net, data = keeping(how), made_up("classes", rows=6)
     points = net.start(3, torch.Generator().manual_seed(0))
     inputs, targets = torch.from_numpy(data.inputs).view(3, 2, 64), torch.from_numpy(data.targets).view(3, 2)
-    stack, before, built = Stack(inputs, targets, torch.full((3, 2), 0.5)), state_of(net.module), Loop(net)
+    stack, before, built = Stack(inputs, targets, torch.full((3, 2), 0.5)), state_of(net.module), Functional(net)
     total = built.total(points, stack)
     outputs = built.outputs(points, inputs)
     alone = [built.total(points[u : u + 1], Stack(*(part[u : u + 1] for part in stack))) for u in (2, 0, 1)]

@@ -14,9 +14,8 @@ from sottovoce.learning import models
 from sottovoce.learning.batches import parse_batches
 from sottovoce.learning.clipping import clip_rows, norms, parse_clipping, sum_clipped
 from sottovoce.learning.datasets import from_arrays
-from sottovoce.learning.engines import engine_for
+from sottovoce.learning.engines import Stack, engine_for
 from sottovoce.learning.partitioning import partition
-from sottovoce.learning.stacks import Stack
 from sottovoce.learning.tasks import task
 from sottovoce.support.threads import threads
 
@@ -99,7 +98,7 @@ def test_the_bound_holds_for_what_engines_release(name, scale):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("engine", ["stacked", "loop", "functional"])
+@pytest.mark.parametrize("engine", ["stacked", "functional"])
 @pytest.mark.parametrize("name", ["softmax", "logistic"])
 def test_a_bound_from_the_declared_norm_is_reached_and_never_acts(name, engine, dtype):
     """Rows of the largest norm and models that are certain of the wrong class: all that such rows can give."""
