@@ -40,9 +40,15 @@ def audit(
         str | None, typer.Option(help="What the claim protects: record or user; default: as the run.")
     ] = None,
     change: Annotated[
-        str, typer.Option(help="How it changes in the claim: replace, or zero-out: it is there or counts as nothing.")
-    ] = "replace",
-    view: Annotated[str, typer.Option(help="Against whom the claim is: everyone, or node:A.")] = "everyone",
+        str | None,
+        typer.Option(
+            help="How it changes in the claim: replace, or zero-out: it is there or counts as nothing.",
+            show_default="replace",
+        ),
+    ] = None,
+    view: Annotated[
+        str | None, typer.Option(help="Against whom the claim is: everyone, or node:A.", show_default="everyone")
+    ] = None,
     paper: Annotated[str | None, typer.Option(help="Who claims it, for the page; default: [about] paper.")] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page about the claim.")] = None,
     out: Annotated[
@@ -79,6 +85,10 @@ def audit(
         _audit_settings(settings, preset, claim, delta, paper, title, out, as_json)
         return
     assert run is not None
+    about = {"--delta": delta, "--adjacency": adjacency, "--view": view, "--change": change, "--paper": paper}
+    given = [name for name, value in about.items() if value is not None]
+    if claim is None and given:
+        raise InputError(f"{given[0]} without --claim", "it says what a claim is about", "give the claimed epsilon")
     if preset is not None:
         raise InputError(f"--preset {preset} with a run", "a preset says how --settings are read", "leave it out")
     from sottovoce.attacks.confidence import check_confidence
@@ -93,7 +103,7 @@ def audit(
     listener = None if attacker is None else finished_run.node(attacker)
     if listener is not None:
         views.node(listener).check(finished_run.training_run.topology.n)
-    stated = _stated(finished_run, claim, delta, adjacency, change, view, paper)
+    stated = _stated(finished_run, claim, delta, adjacency, change or "replace", view or "everyone", paper)
     with progress("rerun") as tell:
         folder = _check_folder(finished_run, rerun, tell)
     each = 1 - check_confidence(confidence) / attacks_made(finished_run, reruns=runs)

@@ -11,8 +11,7 @@ import copy
 from dataclasses import replace
 
 import torch
-from torch import Tensor
-from torch.func import functional_call
+from torch import Tensor, nn
 
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import Dataset
@@ -82,25 +81,24 @@ def what_a_gradient_changes(model: Model, dtype: torch.dtype, features: int) -> 
 
 def _changed_by_a_gradient(model: Model, dtype: torch.dtype, features: int) -> str | None:
     with generators_kept():
-        tried = replace(model, module=copy.deepcopy(model.module))
-        before = state_of(tried.module)
-        first = _outputs_and_gradient(tried, dtype, features)
-        after = state_of(tried.module)
-        second = _outputs_and_gradient(tried, dtype, features)
+        module = copy.deepcopy(model.module).to(dtype)
+        # Rows of which gradients are asked for, so that torch does not warn of backward hooks.
+        rows = torch.zeros(1, *(model.shape or (features,)), dtype=dtype, requires_grad=True)
+        before = state_of(module)
+        first = _outputs_and_gradient(module, rows)
+        after = state_of(module)
+        second = _outputs_and_gradient(module, rows)
     places = [place for place in {**before, **after} if before.get(place) != after.get(place)]
     if places:
         return min(places, key=len)
     return None if torch.allclose(first, second, rtol=0, atol=0, equal_nan=True) else "outputs for the same rows"
 
 
-def _outputs_and_gradient(model: Model, dtype: torch.dtype, features: int) -> Tensor:
+def _outputs_and_gradient(module: nn.Module, rows: Tensor) -> Tensor:
     """Called as it is, so that what it changes is seen."""
-    parameters = {name: part.requires_grad_() for name, part in model.layout.views(_start(model, dtype)).items()}
-    held = {name: part.clone() for name, part in parameters.items()}
-    inputs = torch.zeros(1, *(model.shape or (features,)), dtype=dtype, requires_grad=True)  # for backward hooks
     with torch.enable_grad():
-        outputs: Tensor = functional_call(model.module, held, (inputs,))
-        torch.autograd.grad(outputs.sum(), list(parameters.values()), allow_unused=True)
+        outputs: Tensor = module(rows)
+        torch.autograd.grad(outputs.sum(), [one for one in module.parameters() if one.requires_grad], allow_unused=True)
     return outputs.detach()
 
 

@@ -39,9 +39,12 @@ LIBRARIES = ("builtins", "torch", "numpy")
 def is_plain(module: nn.Module) -> bool:
     """Whether neither this module nor any inside it has hooks, parametrisations or attributes in place of methods.
 
-    A parametrised module has a type of its own, so whoever compares exact types sees it too.
+    A parametrised module has a type of its own, so whoever compares exact types sees it too. Nor has it a parameter in
+    two places: after a functional call torch puts one back in the first place only, and leaves the call's in the other.
     """
     if any(getattr(torch_module, f"_global{name}") for name in HOOKS):
+        return False
+    if len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters())):
         return False
     return not any(_altered(part) for part in module.modules())
 

@@ -222,8 +222,7 @@ def test_stopped_pairs_do_not_wait_for_those_at_work_and_keep_what_is_done(tmp_p
     whole = json.loads(sotto(line, "--json")[1])
     assert (tmp_path / "pairs").read_text().startswith(stored)
     (tmp_path / "pairs").unlink()
-    assert whole.pop("figure") == "bound"  # a file does not say which of its figures are exact
-    assert json.loads(sotto(line, "--json")[1]) == whole | {"figure": "exact"}
+    assert json.loads(sotto(line, "--json")[1]) == whole
 
 
 def test_calibrate_takes_kinds_and_says_what_was_done_when_it_is_stopped(sotto, monkeypatch):

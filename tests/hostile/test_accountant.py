@@ -24,6 +24,7 @@ from sottovoce.learning.tasks import task
 from sottovoce.planning.planner import plan
 from sottovoce.planning.question import Question
 from sottovoce.privacy import covering_views, views
+from sottovoce.privacy.assumptions import AssumptionKind
 from sottovoce.privacy.calibration import with_sigma
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.rounding import round_up
@@ -173,8 +174,8 @@ def test_a_table_alone_has_the_headline_of_another_adversary(sotto):
     headline = json.loads(sotto(line + " --json")[1])["headline"]
     last = sotto("--csv " + line)[1].splitlines()[-1].split(",")
     assert last[0] == f"headline: any-training against {headline['view']}"
-    assert last[1:3] == [str(headline["distance"]), "1"]
-    assert last[3:] == [round_up(headline["mu"])] * 3 + [round_up(headline["epsilon"])] * 3
+    assert last[1:4] == [headline["figure"], str(headline["distance"]), "1"]
+    assert last[4:] == [round_up(headline["mu"])] * 3 + [round_up(headline["epsilon"])] * 3
     for view in ("node:0", "coalition:any-1"):
         assert "headline" not in sotto(f"--csv {line} --view {view}")[1], "its table has the headline's figure anyway"
 
@@ -261,10 +262,17 @@ def test_whoever_is_observed_is_never_said_not_to_be(example):
 
 
 def shares_of_noise(W, listener, rounds):
-    """mu^2 of every other node for unit noise, in 250 digits: squared projections of unit vectors on what is heard."""
+    """mu^2 of every other node for unit noise, in 250 digits: squared projections of unit vectors on what is heard.
+
+    With the weights that are meant, 1 / (1 + d) and what is left of one: arithmetic is said to be exact.
+    """
     n = len(W)
     with mpmath.workdps(250):
-        weights, values, basis = mpmath.matrix(W.tolist()), mpmath.eye(n), []
+        weights, values, basis = mpmath.zeros(n), mpmath.eye(n), []
+        for one, other in zip(*np.nonzero(W - np.diag(np.diag(W))), strict=True):
+            weights[int(one), int(other)] = 1 / mpmath.mpf(round(1 / W[one, other]))
+        for node in range(n):
+            weights[node, node] = 1 - mpmath.fsum(weights[node, :])
         for _ in range(rounds):
             for sender in np.flatnonzero(W[listener]):
                 row = [values[int(sender), node] for node in range(n) if node != listener]
@@ -289,5 +297,7 @@ def test_averaging_on_random_trees_is_never_above_what_noisy_values_tell(seed):
     truth = shares_of_noise(net.at(0).weights.toarray(), listener, rounds)
     found = account(trace(algorithm("muffliato", sigma=1.0), net, rounds=rounds), views.node(listener))
     squares = np.array([found.of(victim).mu ** 2 for victim in range(n) if victim != listener])
-    assert np.all(squares >= truth - 1e-6)
+    assert np.all(squares >= truth - 1e-12)
+    for victim in np.delete(np.arange(n), listener)[(truth > 0) & (truth < 1 - 1e-9)]:
+        assert AssumptionKind.MEANT_WEIGHTS in {one.kind for one in found.of(victim).assumptions}
     assert np.all(squares <= 1 + 1e-9)

@@ -186,10 +186,10 @@ def test_the_page_lists_these_kinds():
         assert [listed[row] for row in listed if row.startswith(name)] == [code], name
 
 
-KINDS = {"SottovoceError", "InputError", "Diverged", "PeerLost", "Unaccountable", "Terminated"}
+KINDS = {"SottovoceError", "InputError", "Diverged", "PeerLost", "Unaccountable", "Uncertified", "Terminated"}
 """The errors that end a command; the rows above have one or more of each."""
 
-INSIDE = {"Refused", "StreamEnded", "SumFailed", "Killed", "Singular", "_Ended"}
+INSIDE = {"Refused", "StreamEnded", "SumFailed", "Killed", "Singular", "TooLarge", "_Ended", "_MoreBits"}
 """Errors that no command ends with: of single frames, streams and sums, of tests, of a route that gives way."""
 
 EXITS = {

@@ -156,7 +156,7 @@ def test_accounts_of_several_views_are_those_of_each():
         assert [one.mu for one in found.guarantees] == [one.mu for one in alone.guarantees]
 
 
-@pytest.mark.parametrize("ratio", [1e1, 1e5, 1e7, 3e8, 1e9])
+@pytest.mark.parametrize("ratio", [1e1, 1e5, 1e7])
 def test_noise_that_cancels_in_a_secure_sum_does_not_count_by_what_rounding_leaves_of_it(ratio):
     """On a complete graph the pair noise of others cancels in their sum: T sums of n - 1 noisy gradients are left."""
     T, n = 6, 5
