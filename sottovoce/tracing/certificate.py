@@ -31,7 +31,7 @@ from sottovoce.core.arrays import Plain, Rows, is_plain, is_torch, numpy_dtype, 
 from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import NoiseTerm
-from sottovoce.errors import Uncertified
+from sottovoce.errors import Diverged, Uncertified
 from sottovoce.tracing.round_maps import Combination, Numbers, RoundMaps
 
 ROUNDINGS = 6.0
@@ -165,6 +165,12 @@ class Certificate:
             expected += coefficients * self._inputs[number].along
             terms += sizes * self._inputs[number].length
         D = len(self._direction)
+        if not np.isfinite(terms).all():  # nothing would differ from it by more than infinity
+            raise Diverged(
+                f"values with nan or infinity in round {self._round}",
+                "they cannot be compared with what was traced",
+                "lower the step size, or the noise",
+            )
         tolerance = terms * (ROUNDINGS * (self._unit + DOUBLE * math.sqrt(D)) / math.sqrt(D))
         near = np.abs(seen.along - expected) <= tolerance
         if not near.all():
@@ -239,8 +245,9 @@ def _seen(rows: Plain, direction: NDArray[np.float64]) -> Seen:
     for start in range(0, len(values), len(wide)):
         some = wide[: len(values) - start]
         some[:] = values[start : start + len(wide)]
-        along[start : start + len(some)] = some @ direction
-        squares[start : start + len(some)] = np.vecdot(some, some)
+        with np.errstate(invalid="ignore", over="ignore"):
+            along[start : start + len(some)] = some @ direction
+            squares[start : start + len(some)] = np.vecdot(some, some)
     return Seen(along, np.sqrt(squares), _version(rows))
 
 

@@ -173,7 +173,7 @@ def test_wrong_settings_are_one_line_and_leave_nothing_behind(setting, sotto, re
 def test_models_that_are_no_numbers_are_no_result(sotto, recipe):
     code, out, err = sotto("run try.toml --set algorithm.step_size=1e49")
     assert (code, out) == (2, "")
-    assert err.startswith("sotto: models or losses with nan or infinity after round")
+    assert err.startswith("sotto: values with nan or infinity in round 0")
     assert not list(recipe.parent.glob("runs/*/result.json"))
 
 

@@ -20,7 +20,7 @@ from sottovoce.core.noise import CombinedNoise, NoNoise, Pairwise, ZeroSum
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.topologies import Changing
 from sottovoce.core.transport import InProcess
-from sottovoce.errors import Uncertified
+from sottovoce.errors import Diverged, Uncertified
 from sottovoce.tracing.certificate import Certificate
 from sottovoce.tracing.tracer import trace_all_maps
 from tests.cases import Case, cases, task
@@ -127,6 +127,8 @@ LOCALS = {
     "local that hides a bit": lambda self, s, g, z: stepped(self, s, g, z)._replace(hidden=s.hidden / 2 + g * 1.01 + z),
     "local that forgets": lambda self, s, g, z: stepped(self, s, g, z)._replace(hidden=0 * g),
     "local that is not a number": lambda self, s, g, z: stepped(self, s, g, np.nan * z),
+    "local that is infinite": lambda self, s, g, z: stepped(self, s, g, 1e308 * (1e308 * z)),
+    "local whose squares are infinite": lambda self, s, g, z: stepped(self, s, g, 1e200 * z),
     "local with a squared gradient": lambda self, s, g, z: stepped(self, s, g**2, z),
     "local as adam": lambda self, s, g, z: stepped(self, s, g / (abs(g) + 1e-3), z),
 }  # fmt: skip
@@ -190,7 +192,7 @@ def test_there_are_forty_cheats_and_more():
 def test_a_cheat_is_stopped_before_its_first_dishonest_message(trick, dtype):
     """What is wrong about a state is found at the end of its round, before anything is made of it."""
     built = Cheat(name="cheat", noise=Independent(0.5), step_size=0.3, trick=trick)
-    with np.errstate(invalid="ignore"), pytest.raises(Uncertified, match=f"in round {HONEST}"):
+    with np.errstate(all="ignore"), pytest.raises((Uncertified, Diverged), match=f"in round {HONEST}"):
         played(built, dtype=dtype)
     assert Counting.delivered == HONEST + trick.startswith("absorb")
 
