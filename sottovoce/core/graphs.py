@@ -12,10 +12,9 @@ Nodes are 0..n-1. Random graphs are those of networkx for the same seed.
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +26,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from sottovoce.core.arrays import given_array
-from sottovoce.core.graph_files import ListedGraph, parse_edges, read_edge_list, read_listed_graph
+from sottovoce.core.graph_files import parse_edges, read_edge_list, read_listed_graph
 from sottovoce.errors import InputError
 from sottovoce.support.limits import Cost, check_cost
 from sottovoce.support.notebook_html import html_table
@@ -205,11 +204,16 @@ class Graph:
     @classmethod
     def from_networkx(cls, source: nx.Graph[Hashable], *, name: str = "networkx") -> Graph:
         """From a networkx graph, nodes in its own order, or whole numbers by size; edge attributes are ignored."""
-        labels = _in_order(source.nodes)
-        index = {label: i for i, label in enumerate(labels)}
-        flat = np.fromiter((index[end] for edge in source.edges() for end in edge), dtype=np.int64)
-        built = cls.from_edges(flat.reshape(-1, 2), name=name, directed=source.is_directed(), nodes=len(labels))
-        return cls(built.adjacency, built.directed, name, labels)
+        return _labelled(source.nodes, source.edges(), name=name, directed=source.is_directed())
+
+
+def _labelled(nodes: Iterable[Hashable], edges: Iterable[tuple[Hashable, ...]], *, name: str, directed: bool) -> Graph:
+    """A graph whose nodes are in the order in which they are listed, or whole numbers by size."""
+    labels = _in_order(nodes)
+    place = {label: number for number, label in enumerate(labels)}
+    ends = np.fromiter((place[end] for edge in edges for end in edge), dtype=np.int64)
+    built = Graph.from_edges(ends.reshape(-1, 2), name=name, directed=directed, nodes=len(labels))
+    return replace(built, labels=labels)
 
 
 def _in_order(labels: Iterable[Hashable]) -> tuple[Hashable, ...]:
@@ -409,17 +413,7 @@ def _regular(name: str, n: int, *, d: int | None = None, seed: int = 0) -> Graph
     _few_drawn(name, n * d / 2)
     import networkx as nx
 
-    class Edges(nx.Graph):  # type: ignore[misc]
-        """A graph of a million nodes takes gigabytes: only its edges are kept."""
-
-        pairs = np.zeros((0, 2), dtype=np.int64)
-
-        def add_edges_from(self, ebunch_to_add: Collection[tuple[int, int]], **_: object) -> None:
-            ends = itertools.chain.from_iterable(ebunch_to_add)
-            self.pairs = np.fromiter(ends, dtype=np.int64, count=2 * len(ebunch_to_add)).reshape(-1, 2)
-
-    drawn = nx.random_regular_graph(d, n, seed=seed, create_using=Edges)
-    return replace(Graph.from_edges(drawn.pairs, name=name, nodes=n), labels=tuple(range(n)))
+    return Graph.from_networkx(nx.random_regular_graph(d, n, seed=seed), name=name)
 
 
 def _geometric(name: str, n: int, *, r: float | None = None, seed: int = 0) -> Graph:
@@ -469,23 +463,13 @@ _SPECS: dict[str, tuple[Callable[..., Graph], str, dict[str, Callable[[str], Opt
 }
 
 
-def _from_listed(listed: ListedGraph, name: str, directed: bool) -> Graph:
-    """A graph whose nodes are in the order in which a file lists them, or whole numbers by size."""
-    labels = _in_order(listed.nodes)
-    place = {label: number for number, label in enumerate(labels)}
-    pairs = np.array([(place[a], place[b]) for a, b in listed.edges], dtype=np.int64).reshape(-1, 2)
-    built = Graph.from_edges(pairs, name=name, directed=directed, nodes=len(labels))
-    return replace(built, labels=labels)
-
-
 def _from_edge_list(path: Path, name: str, directed: bool) -> Graph:
     """A graph whose file lists edges alone: they name its nodes."""
     pairs = read_edge_list(path)
     if pairs.dtype.kind != "U":
         return Graph.from_edges(pairs, name=name, directed=directed)
-    edges = tuple((str(one), str(other)) for one, other in pairs)
-    nodes = dict.fromkeys(end for edge in edges for end in edge)
-    return _from_listed(ListedGraph(tuple(nodes), edges, None), name, directed)
+    edges = pairs.tolist()
+    return _labelled(dict.fromkeys(end for edge in edges for end in edge), edges, name=name, directed=directed)
 
 
 def _from_file(spec: str, rest: str) -> Graph:
@@ -511,5 +495,6 @@ def _from_file(spec: str, rest: str) -> Graph:
                 "the file itself says whether it is directed",
                 "leave it out",
             )
-        built = _from_listed(listed, f"file:{rest}", bool(directed if listed.directed is None else listed.directed))
+        both = bool(directed if listed.directed is None else listed.directed)
+        built = _labelled(listed.nodes, listed.edges, name=f"file:{rest}", directed=both)
     return built.giant() if component == "giant" else built

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -131,12 +131,12 @@ def _graph_of(mixing: Mixing, name: str) -> Graph:
 
 def metropolis(source: str | Graph) -> Topology:
     """`W_ij = 1 / (1 + max(deg_i, deg_j))`, the remainder on the diagonal: symmetric, doubly stochastic."""
-    return _fixed(_undirected(graph(source), "metropolis"), "metropolis", _metropolis_weights)
+    return _fixed(_undirected(graph(source), "metropolis"), "metropolis", partial(_pairwise, offset=1))
 
 
 def max_degree(source: str | Graph) -> Topology:
     """`W_ij = 1 / max(deg_i, deg_j)`, the remainder on the diagonal: symmetric, doubly stochastic."""
-    return _fixed(_undirected(graph(source), "max-degree"), "max-degree", _max_degree_weights)
+    return _fixed(_undirected(graph(source), "max-degree"), "max-degree", partial(_pairwise, offset=0))
 
 
 def uniform(source: str | Graph) -> Topology:
@@ -237,14 +237,6 @@ def _pairwise(source: Graph, offset: int) -> sparse.csr_array:
     kept[kept < TOLERANCE] = 0.0
     off = sparse.coo_array((value, (row, column)), shape=off.shape)
     return sparse.csr_array(off + sparse.diags_array(kept))
-
-
-def _metropolis_weights(source: Graph) -> sparse.csr_array:
-    return _pairwise(source, 1)
-
-
-def _max_degree_weights(source: Graph) -> sparse.csr_array:
-    return _pairwise(source, 0)
 
 
 def _uniform_weights(source: Graph) -> sparse.csr_array:

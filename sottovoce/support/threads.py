@@ -8,7 +8,6 @@ each other: that made the accountant thirty times slower than one thread alone.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -25,23 +24,15 @@ if TYPE_CHECKING:
 Block = TypeVar("Block")
 
 
-class _Helpers(threading.local):
-    """The threads that help the one which asked for them, and how many there are."""
+class _Here(threading.local):
+    """The threads that help this one, how many there are, and whether it has limited products to one thread already."""
 
     pool: ThreadPoolExecutor | None = None
-    count = 0
+    helpers = 0
+    products_are_limited = False
 
 
-_helpers = _Helpers()
-
-
-class _Products(threading.local):
-    """Whether this thread has limited products to one thread already."""
-
-    are_limited = False
-
-
-_products = _Products()
+_here = _Here()
 
 OPENBLAS_THREADS = "OPENBLAS_NUM_THREADS"
 """What OpenBLAS, which numpy and scipy bring, reads when it is loaded."""
@@ -67,34 +58,8 @@ def _controller() -> ThreadpoolController:
 
 
 def begin_with_one_thread() -> None:
-    """Have numpy's and scipy's products take one thread from the start, if neither they nor the user have begun.
-
-    Then nothing has to look for their libraries among all that are loaded, and no thread waits for work.
-    """
-    if "numpy" not in sys.modules and OPENBLAS_THREADS not in os.environ:
-        os.environ[OPENBLAS_THREADS] = "1"
-        _begun.with_one_thread = True
-
-
-class _Begun:
-    """How this process has begun."""
-
-    with_one_thread = False
-
-
-_begun = _Begun()
-
-
-@lru_cache(maxsize=1)
-def _products_took_one_thread() -> bool:
-    """Whether products have taken one thread from the start, because no other library computes them."""
-    if not _begun.with_one_thread:
-        return False
-    import numpy
-    import scipy
-
-    used = (module.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"] for module in (numpy, scipy))
-    return all("openblas" in name for name in used)
+    """Have numpy's and scipy's products take one thread from the start, where the user has not said how many."""
+    os.environ.setdefault(OPENBLAS_THREADS, "1")
 
 
 @contextmanager
@@ -103,15 +68,15 @@ def one_thread() -> Iterator[None]:
 
     Within itself it has nothing to do, and costs nothing.
     """
-    if _products.are_limited or _products_took_one_thread():
+    if _here.products_are_limited:
         yield
         return
     with _controller().limit(limits=1, user_api="blas"):
-        _products.are_limited = True
+        _here.products_are_limited = True
         try:
             yield
         finally:
-            _products.are_limited = False
+            _here.products_are_limited = False
 
 
 @contextmanager
@@ -129,12 +94,12 @@ def threads(count: int | None = None) -> Iterator[int]:
     if isinstance(used, bool) or not isinstance(used, int) or used < 1:
         raise InputError(f"{count!r} threads", "it must be a whole number, 1 or more", "leave it out for one thread")
     with _torch_threads(used), ThreadPoolExecutor(max(1, used - 1), thread_name_prefix="nodes") as pool:
-        before = _helpers.pool, _helpers.count
-        _helpers.pool, _helpers.count = pool, used - 1
+        before = _here.pool, _here.helpers
+        _here.pool, _here.helpers = pool, used - 1
         try:
             yield used
         finally:
-            _helpers.pool, _helpers.count = before
+            _here.pool, _here.helpers = before
 
 
 @contextmanager
@@ -155,20 +120,20 @@ def own_threads() -> Iterator[None]:
 
     After each operation torch's own threads wait in a loop for milliseconds, on the cores that ours need.
     """
-    with _torch_threads(1) if _helpers.count else nullcontext():
+    with _torch_threads(1) if _here.helpers else nullcontext():
         yield
 
 
 @contextmanager
 def torch_divides() -> Iterator[None]:
     """Within `threads`, a context in which torch divides each operation among all of them."""
-    with _torch_threads(workers()) if _helpers.count else nullcontext():
+    with _torch_threads(workers()) if _here.helpers else nullcontext():
         yield
 
 
 def workers() -> int:
     """How many threads `for_each` has here."""
-    return 1 + _helpers.count
+    return 1 + _here.helpers
 
 
 def chunks(total: int, at_once: int) -> Iterator[slice]:
@@ -184,8 +149,8 @@ def for_each(act: Callable[[Block], object], blocks: Iterable[Block], *, alone: 
     block at most. Within a block, torch takes one thread. What a block raises, this raises. Where blocks cannot be
     taken at once, this thread takes them `alone`, and torch divides the work within each.
     """
-    left, pool = deque(blocks), _helpers.pool
-    wanted = min(_helpers.count, len(left) - 1)
+    left, pool = deque(blocks), _here.pool
+    wanted = min(_here.helpers, len(left) - 1)
     if pool is None or wanted < 1 or alone:
         with torch_divides():
             for block in left:
