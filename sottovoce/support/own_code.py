@@ -90,14 +90,24 @@ def raised_in_own_code(error: BaseException) -> InputError | None:
     """What went wrong, by the last line of the user's own code on the way there; None where none of it was."""
     if isinstance(error, SottovoceError | MemoryError) or not isinstance(error, Exception):
         return None
-    own = [(file, line) for file, line in _way(error) if file in _files_of_own_code]
-    if not own:
+    place = _place(error)
+    if place is None:
         return None
-    file, line = own[-1]
     return InputError(
-        f"{file}, line {line}: {type(error).__name__}: {shortened(str(error))}", "your own code raised this error",
-        "correct it",
-    )  # fmt: skip
+        f"{place}: {type(error).__name__}: {shortened(str(error))}", "your own code raised this error", "correct it"
+    )
+
+
+def _place(error: BaseException) -> str | None:
+    """The last file and line of the user's own code that an error came through; None where there is none."""
+    trace, found = error.__traceback__, None
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        found = f"{file}, line {trace.tb_lineno}" if file in _files_of_own_code else found
+        trace = trace.tb_next
+    if isinstance(error, SyntaxError) and error.filename in _files_of_own_code:
+        found = f"{error.filename}, line {error.lineno}" if error.lineno else error.filename
+    return found
 
 
 def is_code(name: str) -> bool:
@@ -113,7 +123,7 @@ def named_object(name: str, kind: Offered) -> NamedObject | None:
     """What a name stands for: an object in a file of code, or one that a package offers; None where it is neither."""
     named = _NAME.fullmatch(name)
     if named is None:
-        offered = _entry_point(kind.group, name)
+        offered = _entry_points(kind.group).get(name)
         return None if offered is None else _load_entry_point(offered)
     path = _file(name, named["file"], kind)
     try:
@@ -180,35 +190,18 @@ def _load(path: Path, source: bytes) -> ModuleType:
         module = ModuleType(f"{path.stem}_{key[1].hex()[:12]}")
         module.__file__ = str(path)
         sys.modules[module.__name__] = module  # dataclasses and type hints look themselves up there
+        _files_of_own_code.add(str(path))
         try:
             exec(compile(source, str(path), "exec"), vars(module))
         except (Exception, SystemExit, GeneratorExit) as error:
             del sys.modules[module.__name__]
-            where = _line(error, path)
             raise InputError(
-                f"{path}{where}: {type(error).__name__}: {error}",
+                f"{_place(error) or path}: {type(error).__name__}: {error}",
                 "code that settings name must be loadable",
                 "correct it",
             ) from error
         _modules[key] = module
-        _files_of_own_code.add(str(path))
     return _modules[key]
-
-
-def _line(error: BaseException, path: Path) -> str:
-    """Where in the file something went wrong."""
-    if isinstance(error, SyntaxError):
-        return "" if error.lineno is None else f", line {error.lineno}"
-    lines = [line for file, line in _way(error) if file == str(path)]
-    return f", line {lines[-1]}" if lines else ""
-
-
-def _way(error: BaseException) -> Iterator[tuple[str, int]]:
-    """The files and lines that an error came through, the one that raised it last."""
-    trace = error.__traceback__
-    while trace is not None:
-        yield trace.tb_frame.f_code.co_filename, trace.tb_lineno
-        trace = trace.tb_next
 
 
 # --- packages --------------------------------------------------------------------------------------------------------
@@ -219,10 +212,6 @@ def _entry_points(group: str) -> dict[str, EntryPoint]:
     from importlib.metadata import entry_points
 
     return {found.name: found for found in entry_points(group=group)}
-
-
-def _entry_point(group: str, name: str) -> EntryPoint | None:
-    return _entry_points(group).get(name)
 
 
 def _load_entry_point(found: EntryPoint) -> NamedObject:
