@@ -32,7 +32,7 @@ from sottovoce.core.random_streams import RandomSource, StreamName
 from sottovoce.core.sum_grid import SumGrid
 from sottovoce.core.transport import Nodes
 from sottovoce.distributed.sharded_feed import ShardedFeed
-from sottovoce.distributed.sharded_rows import ShardedRows, as_sharded, as_tensor
+from sottovoce.distributed.sharded_rows import ShardedRows, as_sharded
 from sottovoce.federation.journal import Journal, KeptNoise
 from sottovoce.ledger.payloads import Place
 from sottovoce.support.text import parse_json
@@ -56,40 +56,36 @@ class RecordedInputs(ShardedFeed):
         """Nothing is drawn ahead: the keys of noise depend on what it is added to."""
 
     def gradient(self, round: int, point: Rows) -> ShardedRows:
-        """Computed once. Where its noisy sum is recorded, nobody asks what it was."""
-        place = Place(round, 0)
-        recorded = self._journal.replayed(place)
-        if recorded is None:
-            self._bind(as_sharded(point))
-            found = super().gradient(round, point)
-            self._bind(found)
-            self._journal.note(place, GRADIENT, to_numpy(found.own))
-            return found
-        values = recorded.answers.get(GRADIENT)
-        return self._row(np.zeros(tuple(self._like.shape)) if values is None else values)
-
-    def rounded_sum(self, gradient: Rows, noise: NoiseOnGrid, round: int) -> ShardedRows:
-        """What is released: drawn once."""
+        """Computed once. Where its noisy sum is recorded, that stands in its place: nobody asks what it was."""
         place = Place(round, 0)
         recorded = self._journal.replayed(place)
         if recorded is not None:
-            return self._row(recorded.answers[RELEASED])
-        found = super().rounded_sum(gradient, noise, round)
-        self._journal.forget_note(place, GRADIENT)
-        self._journal.note(place, RELEASED, to_numpy(found.own))
+            return self._row(recorded.answers.get(RELEASED, recorded.answers.get(GRADIENT)))
+        self._bind(as_sharded(point))
+        found = super().gradient(round, point)
+        self._bind(found)
+        self._journal.note(place, GRADIENT, to_numpy(found.own))
+        return found
+
+    def rounded_sum(self, gradient: Rows, noise: NoiseOnGrid, round: int) -> ShardedRows:
+        """What is released: drawn once."""
+        if self._journal.replayed(Place(round, 0)) is not None:
+            return as_sharded(gradient)
+        found = self._release(super().rounded_sum(gradient, noise, round), round)
         if noise.correlation is not None:
             self._keep_keys()
         return found
 
     def discrete_sum(self, gradient: Rows, grid: SumGrid, round: int) -> ShardedRows:
         """What is released into a secure sum: drawn once."""
-        place = Place(round, 0)
-        recorded = self._journal.replayed(place)
-        if recorded is not None:
-            return self._sharded(torch.from_numpy(recorded.answers[RELEASED]))
-        found = super().discrete_sum(gradient, grid, round)
-        self._journal.forget_note(place, GRADIENT)
-        self._journal.note(place, RELEASED, to_numpy(found.own))
+        if self._journal.replayed(Place(round, 0)) is not None:
+            return as_sharded(gradient)
+        return self._release(super().discrete_sum(gradient, grid, round), round)
+
+    def _release(self, found: ShardedRows, round: int) -> ShardedRows:
+        """Record a sum in place of the gradient that is in it."""
+        self._journal.forget_note(Place(round, 0), GRADIENT)
+        self._journal.note(Place(round, 0), RELEASED, to_numpy(found.own))
         return found
 
     def noise(self, sources: Sources, matrix: FactoredMatrix, round: int, step: int) -> ShardedRows:
@@ -159,8 +155,9 @@ class RecordedInputs(ShardedFeed):
         recorded = self._journal.replayed(place)
         return name, None if recorded is None else recorded.answers[name]
 
-    def _row(self, values: Reals) -> ShardedRows:
-        return self._sharded(as_tensor(convert(values, self._like)))
+    def _row(self, values: Reals | None) -> ShardedRows:
+        assert values is not None
+        return self._sharded(torch.from_numpy(values))
 
 
 def decoded_row(payload: bytes, like: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 import pytest
 
@@ -103,7 +102,7 @@ class Kills:
             (Journal, "received", receiving), (RecordedInputs, "rounded_sum", summed),
         ):  # fmt: skip
             patched.setattr(where, name, replaced)
-        patched.setattr(joining, "GrpcLinks", partial(GrpcLinks, settings=QUICK))
+        patched.setattr(joining, "LinkSettings", lambda **_: QUICK)
         patched.setattr(guarantees, "report_wanted", self._reported_once(guarantees.report_wanted))
 
     def _reported_once(self, report_wanted):
