@@ -9,7 +9,7 @@ from sottovoce import account, algorithm, dropout, metropolis, trace, views
 from sottovoce.core.participation import parse_participation
 from sottovoce.core.topologies import weigh
 from sottovoce.privacy.accountant import account_for_each
-from sottovoce.privacy.exact import kalman, routes
+from sottovoce.privacy.exact import routes, whitening
 from sottovoce.privacy.exact.average import _adds_up, separated
 from sottovoce.privacy.exact.whitening import Singular
 from sottovoce.privacy.guarantee import KINDS
@@ -29,7 +29,7 @@ def test_rounding_of_a_filter_is_less_than_what_is_added_for_it(net):
     """Against fifty digits: M of a view, with its rounding, is not below the truth in any direction."""
     system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis(net), rounds=8)
     seen = observe(system, views.node(0))
-    for M, truth in zip(routes.whole(seen, kalman.kalman(seen)), mpmath_losses(seen), strict=True):
+    for M, truth in zip(routes.whole(seen, whitening.kalman(seen)), mpmath_losses(seen), strict=True):
         assert np.linalg.eigvalsh(M - truth)[0] >= -1e-14 * np.trace(truth)
 
 
@@ -121,7 +121,7 @@ def test_pair_noise_that_cancels_in_the_average_counts_nowhere_on_larger_graphs(
     M_VTT = _losses_with_pair_noise(net, rounds, [0, 5, 9], sigma_pair)
     every = parse_participation("every")
     oracle = worst_case(M_VTT, every, rounds)
-    by_filter = routes.whole(seen, kalman.kalman(separated(seen).observation))
+    by_filter = routes.whole(seen, whitening.kalman(separated(seen).observation))
     for found in (routes.squared(seen, every), worst_case(by_filter, every, rounds)):
         assert (found >= oracle * (1 - 1e-9)).all()
         np.testing.assert_allclose(found, oracle, rtol=1e-9 + 1e-12 * sigma_pair)
@@ -168,4 +168,4 @@ def test_noise_that_cancels_in_a_secure_sum_does_not_count_by_what_rounding_leav
         assert np.sqrt(T / (n - 1)) * (1 - 1e-12) < guarantee.mu < np.sqrt(T / (n - 1)) * (1 + 1e-4)
     if ratio > 1e4:
         with pytest.raises(Singular):
-            list(kalman.kalman(observe(system, view)))
+            list(whitening.kalman(observe(system, view)))

@@ -21,15 +21,12 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from queue import SimpleQueue
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import linalg
+from scipy import fft, linalg
 from scipy.linalg import lapack
 
-from sottovoce.privacy.exact.whitening import PARTS, Array, Groups, responses, shares
+from sottovoce.privacy.exact.whitening import EPS, Array, Groups, backwards, responses
 from sottovoce.privacy.observation import Observation
 from sottovoce.support.progress import report_work
 from sottovoce.support.threads import WORKERS, chunks, one_thread
@@ -40,8 +37,8 @@ ETA = 5e-6
 DIRECTIONS = 512
 """How many directions of what one whitening lacks are looked for at first; twice as many as long as all matter."""
 
-ROWS = 1024
-"""Rows of C, which has as many entries as G, that are alive at once."""
+PARTS = 8
+"""Parts of a product that threads take: as many on every machine, so that no bit depends on it."""
 
 VICTIMS = 16
 """Victims whose transforms are alive at once in a thread."""
@@ -49,33 +46,26 @@ VICTIMS = 16
 AT_ONCE = 6e7
 """About how many entries of M, and of responses, may be alive at once."""
 
-EPSILON = float(np.finfo(float).eps)
 
-
-def settled_(observation: Observation, factor_RR: Array, rounding: float) -> Groups | None:
-    """M of some victims after others, at most 1 + ETA times the truth; None where unproven. Overwrites the factor L."""
-    last_PR = _last(factor_RR, len(factor_RR) // len(observation.steps))
-    Y_RK = lacking_(factor_RR, last_PR, rounding)
+@one_thread()
+def settled(observation: Observation, factor_RR: Array, rounding: float) -> Groups | None:
+    """M of some victims after others, at most 1 + ETA times the truth, from the factor L; None where unproven."""
+    T = len(observation.steps)
+    units = np.eye(len(factor_RR), len(factor_RR) // T, len(factor_RR) // T - len(factor_RR))
+    last_PR = linalg.solve_triangular(factor_RR, units, lower=True, trans="T", check_finite=False).T
+    Y_RK = lacking(factor_RR, last_PR, rounding)
     if Y_RK is None:
         return None
-    return _losses(observation, last_PR, Y_RK, (1 + ETA) * (1 + rounding + _transforming(Y_RK, len(observation.steps))))
+    return _losses(observation, last_PR, Y_RK, (1 + ETA) * (1 + rounding + _transforming(Y_RK, T)))
 
 
-def _last(factor: Array, count: int) -> Array:
-    """The last rows of the factor's inverse."""
-    units = np.eye(len(factor), count, count - len(factor))
-    rows: Array = linalg.solve_triangular(factor, units, lower=True, trans="T", check_finite=False).T
-    return rows
-
-
-def lacking_(factor_RR: Array, last_PR: Array, rounding: float) -> Array | None:
-    """Y, R x K, with `E^-1 <= (1 + ETA) (I + Y Y^T)`; None where unproven. Overwrites the factor."""
+def lacking(factor_RR: Array, last_PR: Array, rounding: float) -> Array | None:
+    """Y, R x K, with `E^-1 <= (1 + ETA) (I + Y Y^T)`; None where unproven."""
     R, carried = len(factor_RR), 1 + _widest(last_PR) * _widest(factor_RR)
-    E_RR = _lacks_(factor_RR, last_PR)
-    margin = rounding + 8 * R * EPSILON * carried * _widest(E_RR)
+    E_RR = lacks(factor_RR, last_PR)
+    margin = rounding + 8 * R * EPS * carried * _widest(E_RR)
     h_K, Q_RK = _leading(E_RR)
-    some = h_K > 0.8 * ETA
-    h_K, Q_RK = h_K[some], np.ascontiguousarray(Q_RK[:, some])
+    h_K, Q_RK = h_K[h_K > 0.8 * ETA], Q_RK[:, h_K > 0.8 * ETA]
     if np.any(h_K >= 1):
         return None
     E_RR *= 1 + ETA
@@ -87,44 +77,43 @@ def lacking_(factor_RR: Array, last_PR: Array, rounding: float) -> Array | None:
 
 def _widest(matrix: Array) -> float:
     """The largest sum of absolute values in a row: how far products with it carry rounding errors."""
-    parts = (matrix[:, first : first + ROWS] for first in range(0, matrix.shape[1], ROWS))
-    return float(sum(np.abs(part).sum(axis=1) for part in parts).max())
+    return float(np.abs(matrix).sum(axis=1).max())
 
 
-def _lacks_(factor_RR: Array, last_PR: Array) -> Array:
-    """`E = (C L) (C L)^T`; C L is written over L, from the last rows, which no others need."""
-    P, R = last_PR.shape
-    wide = max(1, ROWS // P) * P
-    parts = [slice(begin, min(R, begin + wide)) for begin in range(0, R, wide)]
-    E_RR = np.empty((R, R))
-
-    def times_(rows: slice, C: Array, columns: slice) -> None:
-        factor_RR[rows, columns] = C[:, columns.start :] @ factor_RR[columns.start : rows.stop, columns]
-
-    def square_(part: slice) -> None:
-        E_RR[part.start :, part] = factor_RR[part.start :, : part.stop] @ factor_RR[part, : part.stop].T
-        E_RR[part, part.stop :] = E_RR[part.stop :, part].T
-
-    with one_thread(), ThreadPoolExecutor(WORKERS) as pool:
-        for count in range(len(parts), 0, -1):
-            rows = parts[count - 1]
-            list(pool.map(partial(times_, rows, _toeplitz(last_PR, rows)), parts[:count]))
-            report_work(0.5 / len(parts))
-        for _ in pool.map(square_, parts):
-            report_work(0.5 / len(parts))
+def lacks(factor_RR: Array, last_PR: Array) -> Array:
+    """`E = (C L) (C L)^T`."""
+    CL_RR = _times(toeplitz(last_PR), factor_RR, lower=True)
+    report_work(0.5)
+    E_RR = np.tril(_times(CL_RR, CL_RR.T, lower=True))
+    E_RR += np.tril(E_RR, -1).T
+    report_work(0.5)
     return E_RR
 
 
-def _toeplitz(last_PR: Array, rows: slice) -> Array:
-    """Some rows of the whitening matrix C."""
+def toeplitz(last_PR: Array) -> Array:
+    """The whitening matrix C."""
     P, R = last_PR.shape
-    C = np.zeros((rows.stop - rows.start, rows.stop))
-    for row in range(rows.start, rows.stop, P):
-        C[row - rows.start :][:P, : row + P] = last_PR[:, R - row - P :]
-    return C
+    C_RR = np.zeros((R, R))
+    for row in range(0, R, P):
+        C_RR[row : row + P, : row + P] = last_PR[:, R - row - P :]
+    return C_RR
 
 
-@one_thread()
+def _times(one_RR: Array, other_RK: Array, *, lower: bool = False) -> Array:
+    """A product; of matrices that are `lower` triangular, or of one and its transpose, the lower triangle."""
+    R, out = len(one_RR), np.zeros((len(one_RR), other_RK.shape[1]))
+
+    def times(rows: slice) -> None:
+        stop = rows.stop if lower else R
+        out[rows, : rows.stop if lower else None] = (
+            one_RR[rows, :stop] @ other_RK[:stop, : rows.stop if lower else None]
+        )
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        list(pool.map(times, chunks(R, -(-R // PARTS))))
+    return out
+
+
 def _leading(E_RR: Array) -> tuple[Array, Array]:
     """The larger eigenvalues of `D = I - E` and their directions, by subspace iteration from a random start."""
     R, size = len(E_RR), DIRECTIONS
@@ -143,71 +132,36 @@ def _leading(E_RR: Array) -> tuple[Array, Array]:
     return 1 - sizes, Q_RR
 
 
-def _times(E_RR: Array, Q_RK: Array) -> Array:
-    out = np.empty((len(E_RR), Q_RK.shape[1]))
-    with ThreadPoolExecutor(WORKERS) as pool:
-        list(pool.map(lambda rows: np.matmul(E_RR[rows], Q_RK, out=out[rows]), shares(len(E_RR), PARTS)))
-    return out
-
-
 def _losses(observation: Observation, last_PR: Array, Y_RK: Array, scale: float) -> Groups:
     """`scale (C A)^T (I + Y Y^T) (C A)` of some victims after others."""
     V, T, P = len(observation.victims), len(observation.steps), len(last_PR)
-    size = max(1, min(V, int(AT_ONCE / T**2), int(AT_ONCE / (T * P))))
-    desks: SimpleQueue[_Desk] = SimpleQueue()
-    for _ in range(WORKERS):
-        desks.put(_Desk.of(Y_RK.reshape(T, P, -1)))
-
-    def weigh(_: range, s: int, __: Array) -> Array:
-        return last_PR[:, s * P : (s + 1) * P].T
-
+    length = fft.next_fast_len(2 * T - 1, real=True)
+    Y_FPK = fft.rfft(Y_RK.reshape(T, P, -1), length, axis=0)
     with one_thread(), ThreadPoolExecutor(WORKERS) as pool:
-        for first in range(0, V, size):
-            group = slice(first, min(V, first + size))
-            white_TVP = responses(observation, weigh, group, range(T - 1, T))
-            M_VTT = np.empty((group.stop - first, T, T))
-            some = list(chunks(len(M_VTT), VICTIMS))
-            for _ in pool.map(partial(_products_, M_VTT, white_TVP, scale, desks), some):
-                report_work(len(M_VTT) / len(some) / V)
+        for group in chunks(V, int(AT_ONCE / max(T**2, T * P))):
+            back = backwards(observation, group)
+            white_TVP = responses(
+                observation, lambda _, s, __: last_PR[:, s * P : (s + 1) * P].T, back, range(T - 1, T)
+            )
+            some = [white_TVP[:, few] for few in chunks(white_TVP.shape[1], VICTIMS)]
+            M_VTT = np.concatenate(list(pool.map(partial(_products, Y_FPK=Y_FPK, length=length), some)))
+            report_work((group.stop - group.start) / V)
+            M_VTT *= scale
             yield group, M_VTT
 
 
-class _Desk(NamedTuple):
-    """What a thread works with: transforms of Y, and rooms that are never given back, for new memory costs most."""
+def _products(white_TVP: Array, Y_FPK: Array, length: int) -> Array:
+    """`(C A)^T (I + Y Y^T) (C A)` of some victims, from responses of the last round.
 
-    Y_FPK: NDArray[np.complex128]
-    lacks_FVK: NDArray[np.complex128]
-    lacks_TVK: Array
-
-    @classmethod
-    def of(cls, Y_TPK: Array) -> _Desk:
-        from scipy import fft
-
-        T, _, K = Y_TPK.shape
-        twice = fft.next_fast_len(2 * T - 1, real=True)
-        room = np.empty((twice // 2 + 1, VICTIMS, K), dtype=complex)
-        return cls(fft.rfft(Y_TPK, twice, axis=0), room, np.empty((twice, VICTIMS, K)))
-
-
-def _products_(M_VTT: Array, white_TVP: Array, scale: float, desks: SimpleQueue[_Desk], some: slice) -> None:
-    """Write `scale (C A)^T (I + Y Y^T) (C A)` of some victims.
-
-    `(C A)^T C A` sums the products of the last responses along diagonals; `Y^T C A` correlates Y with the responses.
+    `(C A)^T C A` sums their products along diagonals; `Y^T C A` correlates Y with them.
     """
-    from scipy import fft
-
-    desk, white, M = desks.get(), white_TVP[:, some], M_VTT[some]
-    T, twice = len(white), len(desk.lacks_TVK)
-    np.matmul(white.transpose(1, 0, 2), white.transpose(1, 2, 0), out=M)
+    T = len(white_TVP)
+    M_VTT = white_TVP.transpose(1, 0, 2) @ white_TVP.transpose(1, 2, 0)
     for s in range(T - 2, -1, -1):
-        M[:, s, :-1] += M[:, s + 1, 1:]
-    white_FVP = fft.rfft(white[::-1], twice, axis=0)
-    lacks_FVK, lacks_TVK = desk.lacks_FVK[:, : len(M)], desk.lacks_TVK[:, : len(M)]
-    np.matmul(white_FVP.conj(), desk.Y_FPK, out=lacks_FVK)
-    np.fft.irfft(lacks_FVK, twice, axis=0, out=lacks_TVK)
-    M += lacks_TVK[:T].transpose(1, 0, 2) @ lacks_TVK[:T].transpose(1, 2, 0)
-    M *= scale
-    desks.put(desk)
+        M_VTT[:, s, :-1] += M_VTT[:, s + 1, 1:]
+    lags_FVP = fft.rfft(white_TVP[::-1], length, axis=0)
+    lacks_TVK = fft.irfft(lags_FVP.conj() @ Y_FPK, length, axis=0)[:T]
+    return M_VTT + lacks_TVK.transpose(1, 0, 2) @ lacks_TVK.transpose(1, 2, 0)
 
 
 def _transforming(Y_RK: Array, rounds: int) -> float:
@@ -216,4 +170,4 @@ def _transforming(Y_RK: Array, rounds: int) -> float:
     They leave an error in `Y^T C A` of at most a few eps log T in norm, times `||Y|| sqrt(R)` times the response's;
     directions have norms up to sqrt(T), and the loss of the first round alone is at least the response's norm squared.
     """
-    return 16 * EPSILON * np.log2(4 * rounds) * float((Y_RK**2).sum() + 1) * float(np.sqrt(len(Y_RK) * rounds))
+    return 16 * EPS * np.log2(4 * rounds) * float((Y_RK**2).sum() + 1) * float(np.sqrt(len(Y_RK) * rounds))

@@ -1,4 +1,4 @@
-"""What the whitening routes share: a Cholesky factor to be trusted, its rounding error, the products of all victims.
+"""Whitened observations: the filter that makes them round by round, and the losses of all victims from them.
 
 Whitened observations are `L^-1 O`, `L L^T` being the covariance of O. The row of `L^-1` for round t weighs the
 rounds s <= t by blocks `C[t, s]`; what a gradient of round s does to it follows by going back in time,
@@ -8,12 +8,14 @@ rounds s <= t by blocks `C[t, s]`; what a gradient of round s does to it follows
 with `H, E` what is seen of state and gradients, `F, K` how the state goes on. There are as many rows as observations,
 however many victims there are; all victims come out of one pass.
 
+The filter (`kalman`) knows `C[t, s]` by the gain of each round: best for small graphs, long runs and topologies that
+change.
+
 Shapes: V victims, T gradient rounds, P observations of one round, Q observations of the rounds at hand, X state.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -26,10 +28,9 @@ from scipy.linalg import lapack
 
 from sottovoce.core.arrays import dense_if_small
 from sottovoce.errors import SottovoceError
-from sottovoce.privacy.observation import Observation, ObservedStep
-from sottovoce.support.memo import once_for_each
-from sottovoce.support.progress import report_work
-from sottovoce.support.threads import WORKERS, one_thread
+from sottovoce.privacy.observation import Inputs, Observation, ObservedStep
+from sottovoce.support.progress import expect_work, report_work
+from sottovoce.support.threads import WORKERS, chunks, one_thread
 from sottovoce.tracing.linear_system import map_equal_steps
 
 Array = NDArray[np.float64]
@@ -46,12 +47,6 @@ LOSSES_AT_ONCE = 2.5e8
 RESPONSES = 1.2e8
 """About how many whitened responses may be alive at once."""
 
-PARTS = 4
-"""Parts of a product that threads take: as many on every machine, so that no bit depends on it."""
-
-ALONE = 1e8
-"""Up to so many products a thread is through with them before another one has begun."""
-
 EPS = float(np.finfo(float).eps)
 
 Groups = Iterator[tuple[slice, Array]]
@@ -63,11 +58,6 @@ Weigh = Callable[[range, int, Array], Array]
 
 class Singular(SottovoceError):
     """The covariance of the observations is too close to singular for this route."""
-
-
-def quiet_warnings(observation: Observation) -> Groups:
-    """M where nothing is heard that could tell anything."""
-    yield slice(None), np.zeros((len(observation.victims), observation.gradient_rounds, observation.gradient_rounds))
 
 
 def cholesky_(G_RR: Array, variances: Array | None = None) -> Array:
@@ -96,38 +86,44 @@ def rounding_error(factor: Array, terms: Array | None = None) -> float:
     return 4 * len(factor) * EPS * float(ratios.max(initial=0.0))
 
 
+def inverse_factor(factor: Array) -> Array:
+    """Of a lower triangular matrix."""
+    return np.asarray(lapack.dtrtri(factor, lower=1)[0]) if len(factor) else factor
+
+
 def starts(steps: tuple[ObservedStep, ...]) -> NDArray[np.intp]:
     """Where the observations of each round begin."""
     return np.concatenate([[0], np.cumsum([step.observed.state.shape[0] for step in steps])]).astype(np.intp)
 
 
-def products(observation: Observation, weigh: Weigh) -> Groups:
+def reached_rows(observation: Observation) -> list[NDArray[np.bool_]]:
+    """Of each round, which observations any gradient reaches, unless terms cancel."""
+    touched, found = np.zeros(observation.steps[0].observed.state.shape[1], dtype=bool), []
+    for step in observation.steps:
+        sent, touched = (
+            (abs(part.state) @ touched + abs(part.gradient).sum(axis=1)) > 0 for part in (step.observed, step.out)
+        )
+        found.append(sent)
+    return found
+
+
+# --- all victims, back in time -------------------------------------------------------------------------------------
+
+
+def losses(observation: Observation, weigh: Weigh) -> Groups:
     """M of all victims, from the rows of `L^-1`; as many victims at once as memory allows. It is one unit of work."""
-    V, T = len(observation.victims), observation.gradient_rounds
+    V, T, steps = len(observation.victims), observation.gradient_rounds, observation.steps
     size = max(1, min(V, int(LOSSES_AT_ONCE / T**2)))
-    passes = -(-V // size)
-    size = -(-V // passes)
-    at = starts(observation.steps)
-    rows = max(1, min(IN_CACHE, int(RESPONSES / (size * T))))
-    widest = max(rows, int(np.diff(at).max()))
-    blocks = list(_consecutive(at, rows))
-    workers = min(WORKERS, len(blocks)) if size * T**2 * float(at[-1]) > ALONE else 1
-    rooms = [np.empty(T * size * widest) for _ in range(workers)]
-    with one_thread(), ThreadPoolExecutor(workers) as pool:
-        spread = pool.map if workers > 1 else map
-        for first in range(0, V, size):
-            group = slice(first, min(V, first + size))
-            back = _backwards(observation, group)
-            M_VTT = np.zeros((group.stop - first, T, T))
-            for begin in range(0, len(blocks), workers):
-                together = blocks[begin : begin + workers]
-                shaped = [
-                    _shaped(room, observation.steps, len(M_VTT), at, block)
-                    for room, block in zip(rooms, together, strict=False)
-                ]
-                for white_TVQ in spread(partial(_responses, observation, weigh, back), together, shaped):
-                    list(spread(partial(_add_products_, M_VTT, white_TVQ), shares(len(M_VTT), workers)))
-                report_work(len(together) / len(blocks) / passes)
+    blocks = list(_consecutive(starts(steps), max(1, min(IN_CACHE, int(RESPONSES / (size * T))))))
+    with one_thread(), ThreadPoolExecutor(WORKERS) as pool:
+        for group in chunks(V, size):
+            back = backwards(observation, group)
+            M_VTT = np.zeros((group.stop - group.start, T, T))
+            some = list(chunks(len(M_VTT), -(-len(M_VTT) // WORKERS)))
+            for together in chunks(len(blocks), WORKERS):
+                for white_TVQ in pool.map(partial(responses, observation, weigh, back), blocks[together]):
+                    list(pool.map(partial(_add_products_, M_VTT, white_TVQ), some))
+                report_work(size / V / len(blocks) * WORKERS)
             yield group, M_VTT
 
 
@@ -135,18 +131,6 @@ def _add_products_(M_VTT: Array, white_TVQ: Array, some: slice) -> None:
     """Add the products of the responses of some victims."""
     begun, white = len(white_TVQ), white_TVQ[:, some]
     M_VTT[some, :begun, :begun] += white.transpose(1, 0, 2) @ white.transpose(1, 2, 0)
-
-
-def shares(count: int, parts: int) -> list[slice]:
-    ends = np.linspace(0, count, parts + 1).astype(int)
-    return [slice(begin, end) for begin, end in itertools.pairwise(ends.tolist())]
-
-
-def _shaped(room: Array, steps: tuple[ObservedStep, ...], V: int, at: NDArray[np.intp], rounds: range) -> Array:
-    """Room for the responses of some rounds' observations to the impulses so far, T x V x Q."""
-    begun = sum(step.takes_gradients for step in steps[: rounds.stop])
-    width = int(at[rounds.stop] - at[rounds.start])
-    return room[: begun * V * width].reshape(begun, V, width)
 
 
 def _consecutive(at: NDArray[np.intp], rows: int) -> Iterator[range]:
@@ -159,82 +143,122 @@ def _consecutive(at: NDArray[np.intp], rows: int) -> Iterator[range]:
             begin = end
 
 
-class _Back(NamedTuple):
-    """A step's matrices, transposed, with the gradients of some victims."""
+Back = tuple[sparse.csr_array | Array, ...]
+"""Of every round what takes `u` and `C[t, s]`, one below the other, to the next u and to whitened responses."""
 
-    state: sparse.csr_array | Array
-    seen_state: sparse.csr_array | Array
-    gradient: sparse.csr_array | Array | None
-    columns: NDArray[np.intp] | None
-    sent: NDArray[np.intp]
-    heard_gradient: sparse.csr_array | Array
+
+def backwards(observation: Observation, group: slice) -> Back:
+    """For the gradients of some victims."""
+
+    def transposed(step: ObservedStep) -> sparse.csr_array | Array:
+        some = group if step.takes_gradients else slice(0)
+        rows = [[part.state, part.gradient.tocsc()[:, some]] for part in (step.out, step.observed)]
+        return dense_if_small(sparse.block_array(rows).T.tocsr())
+
+    return map_equal_steps(transposed, observation.steps)
+
+
+def responses(observation: Observation, weigh: Weigh, back: Back, rounds: range) -> Array:
+    """Whitened responses of some rounds' observations to every impulse so far, T x V x Q."""
+    at, steps, found = starts(observation.steps), observation.steps, []
+    u_XQ = np.zeros((steps[rounds.stop - 1].out.state.shape[0], int(at[rounds.stop] - at[rounds.start])))
+    for s in range(rounds.stop - 1, -1, -1):
+        moved = np.asarray(back[s] @ np.concatenate([u_XQ, weigh(rounds, s, u_XQ)]))
+        X = steps[s].out.state.shape[1]
+        u_XQ = moved[:X]
+        if steps[s].takes_gradients:
+            found.append(moved[X:])
+    return np.stack(found[::-1])
+
+
+# --- the filter, round by round ------------------------------------------------------------------------------------
+
+
+class Filter(NamedTuple):
+    """One round of the filter: what whitens its observations, P x P, and what they say of the state, P x X."""
+
+    whiten: Array
+    gain: Array
+
+
+def kalman(observation: Observation) -> Groups:
+    """M from the innovations: what each round tells that was not known before."""
+    expect_work(2)
+    filters, rounding = _filters(observation)
+    at = starts(observation.steps)
+
+    def weigh(rounds: range, s: int, u_XQ: Array) -> Array:
+        weights_PQ = -(filters[s].whiten.T @ (filters[s].gain @ u_XQ))
+        if s in rounds:
+            weights_PQ[:, at[s] - at[rounds.start] : at[s + 1] - at[rounds.start]] = filters[s].whiten.T
+        return weights_PQ
+
+    for group, M_VTT in losses(observation, weigh):
+        M_VTT *= 1 + rounding
+        yield group, M_VTT
+
+
+@one_thread()
+def _filters(observation: Observation) -> tuple[list[Filter], float]:
+    """The filter of every round, and a bound on relative rounding.
+
+    Next to the covariance of the state given what was observed goes what it would be by itself if no terms could
+    cancel: rounding is a share of that.
+    """
+    left_XX = terms_XX = np.zeros((observation.steps[0].observed.state.shape[1],) * 2)
+    filters: list[Filter] = []
+    rounding = 0.0
+    mixtures = map_equal_steps(_mixtures, observation.steps)
+    for (mixed, sizes), reached in zip(mixtures, reached_rows(observation), strict=True):
+        terms = sizes.seen_noise.diagonal() + np.asarray((sizes.seen @ terms_XX * sizes.seen).sum(axis=1))
+        found, factor, alive = _filter(mixed, left_XX, terms, reached)
+        left_XX = mixed.moved(left_XX) - found.gain.T @ found.gain
+        left_XX, terms_XX = (left_XX + left_XX.T) / 2, sizes.moved(terms_XX)
+        rounding = max(rounding, rounding_error(factor, None if sizes is mixed else terms[alive]))
+        filters.append(found)
+        report_work(1 / len(observation.steps))
+    return filters, len(filters) * rounding
+
+
+def _filter(
+    mixed: _Mixture, left_XX: Array, terms: Array, reached: NDArray[np.bool_]
+) -> tuple[Filter, Array, NDArray[np.bool_]]:
+    """The filter of one round, its factor, and which observations are not known for sure: none that is `reached`."""
+    seen_PX = mixed.seen @ left_XX
+    covariance_PP = (mixed.seen @ seen_PX.T).T + mixed.seen_noise
+    alive = covariance_PP.diagonal() > 0
+    if np.any(reached & ~alive):
+        raise Singular("a signal without noise")
+    factor = cholesky_(covariance_PP[np.ix_(alive, alive)], terms[alive])
+    whiten_PP = np.zeros_like(covariance_PP)
+    whiten_PP[np.ix_(alive, alive)] = inverse_factor(factor)
+    return Filter(whiten_PP, whiten_PP @ ((mixed.on @ seen_PX.T).T + mixed.cross)), factor, alive
+
+
+class _Mixture(NamedTuple):
+    """A step's matrices: what is seen of the state, how it goes on, and covariances of new noise in both and across."""
+
+    seen: Array | sparse.csr_array
+    on: Array | sparse.csr_array
+    seen_noise: Array
+    cross: Array
+    out_noise: Array
 
     @classmethod
-    def of(cls, step: ObservedStep, group: slice) -> _Back:
-        """Where gradients enter the state just as state does (`K = F` by columns), one product serves for both."""
-        some = group if step.takes_gradients else slice(0)
-        state, gradient = step.out.state.T.tocsr(), step.out.gradient.T.tocsr()[some]
-        columns = _same_rows(gradient, state)
-        seen_gradient = step.observed.gradient.T.tocsr()[some]
-        sent = np.flatnonzero(np.diff(seen_gradient.indptr))
-        apart = dense_if_small(gradient) if columns is None else None
-        seen_state, heard_gradient = step.observed.state.T.tocsr(), seen_gradient[sent]
-        return cls(
-            dense_if_small(state), dense_if_small(seen_state), apart, columns, sent, dense_if_small(heard_gradient)
-        )
+    def of(cls, seen: Inputs, out: Inputs) -> _Mixture:
+        both = ((seen.noise, seen.noise), (seen.noise, out.noise), (out.noise, out.noise))
+        covariances = ((one @ other.T).toarray() for one, other in both)
+        return cls(dense_if_small(seen.state), dense_if_small(out.state), *covariances)
+
+    def moved(self, state_XX: Array) -> Array:
+        """The covariance of the state after the round, from that before it."""
+        return np.asarray(self.on @ (self.on @ state_XX).T) + self.out_noise
 
 
-def _backwards(observation: Observation, group: slice) -> tuple[_Back, ...]:
-    """Every round, transposed, with the gradients of some victims."""
-    if len(observation.victims[group]) == len(observation.victims):
-        return map_equal_steps(_with_all_victims, observation.steps)
-    return map_equal_steps(partial(_Back.of, group=group), observation.steps)
-
-
-@once_for_each
-def _with_all_victims(step: ObservedStep) -> _Back:
-    return _Back.of(step, slice(None))
-
-
-def _same_rows(few: sparse.csr_array, many: sparse.csr_array) -> NDArray[np.intp] | None:
-    """Where the rows of one matrix stand in another, in order; None unless all do."""
-    places = {_row(many, i): i for i in reversed(range(many.shape[0]))}
-    found = [places.get(_row(few, i)) for i in range(few.shape[0])]
-    return None if None in found else np.array(found, dtype=np.intp)
-
-
-def _row(matrix: sparse.csr_array, i: int) -> tuple[bytes, bytes]:
-    part = slice(matrix.indptr[i], matrix.indptr[i + 1])
-    order = np.argsort(matrix.indices[part])
-    return matrix.indices[part][order].tobytes(), matrix.data[part][order].tobytes()
-
-
-def responses(observation: Observation, weigh: Weigh, group: slice, rounds: range) -> Array:
-    """Whitened responses of some rounds' observations to the gradients of some victims, T x V x Q."""
-    back = _backwards(observation, group)
-    at = starts(observation.steps)
-    V, width = len(observation.victims[group]), int(at[rounds.stop] - at[rounds.start])
-    begun = sum(step.takes_gradients for step in observation.steps[: rounds.stop])
-    return _responses(observation, weigh, back, rounds, np.empty((begun, V, width)))
-
-
-def _responses(
-    observation: Observation, weigh: Weigh, back: tuple[_Back, ...], rounds: range, white_TVQ: Array
-) -> Array:
-    """Whitened responses of some rounds' observations to every impulse so far, written into `white_TVQ`."""
-    u_XQ = np.zeros((back[rounds.stop - 1].state.shape[1], white_TVQ.shape[2]))
-    number = len(white_TVQ)
-    for s in range(rounds.stop - 1, -1, -1):
-        step = back[s]
-        weights_PQ = weigh(rounds, s, u_XQ)
-        moved = np.asarray(step.state @ u_XQ)
-        if observation.steps[s].takes_gradients:
-            number -= 1
-            if step.columns is not None:
-                np.take(moved, step.columns, axis=0, out=white_TVQ[number], mode="clip")
-            else:
-                white_TVQ[number] = step.gradient @ u_XQ
-            white_TVQ[number, step.sent] += step.heard_gradient @ weights_PQ
-        moved += step.seen_state @ weights_PQ
-        u_XQ = moved
-    return white_TVQ
+def _mixtures(step: ObservedStep) -> tuple[_Mixture, _Mixture]:
+    """Of a round, and of absolute values: the same object where all are positive, so that nothing can cancel."""
+    mixed = _Mixture.of(step.observed, step.out)
+    if all((part.data >= 0).all() for inputs in (step.observed, step.out) for part in (inputs.state, inputs.noise)):
+        return mixed, mixed
+    seen, out = (Inputs(*map(abs, inputs)) for inputs in (step.observed, step.out))
+    return mixed, _Mixture.of(seen, out)
