@@ -83,13 +83,13 @@ class Certificate:
         self._mixed: tuple[list[Rows], list[Seen]] = ([], [])
         self._coefficients: dict[int, tuple[Combination, list[tuple[int, Numbers, Numbers]]]] = {}
         self._last_noise = np.zeros(0)
-        self._round, self._unit = 0, 0.0
+        self._round, self._unit, self._has_ended = 0, 0.0, False
 
     # --- what the loop tells ---------------------------------------------------------------------------------------
 
     def begins(self, round: int, state: State) -> None:
         """Begin from the state as it was compared, or as a checkpoint holds it."""
-        self._round = round
+        self._round, self._has_ended = round, False
         rows, known = _slots(state, self._now.private), self._slots
         self._unit = max(HALF_UNIT[numpy_dtype(self._local(slot)).itemsize] for slot in rows)
         self._inputs = [self._see(slot, *known) for slot in rows]
@@ -135,11 +135,13 @@ class Certificate:
         self._check_same(len(found) == len(now.state_out), "holds another state")
         for expected, seen in zip(now.state_out, found, strict=True):
             self._compare("holds another state than was traced", expected, seen)
-        self._slots = rows, found
+        self._slots, self._has_ended = (rows, found), True
 
     def compare_models(self, models: Rows) -> None:
-        """Compare the models after the round that was told of last."""
-        self._compare("ends with other models than were traced", self._now.models, self._see(models))
+        """Compare the models after the round that was told of last; a round whose sum failed leaves its first point."""
+        combination = self._now.models if self._has_ended else self._now.point
+        if combination is not None:
+            self._compare("ends with other models than were traced", combination, self._see(models))
 
     # --- along the direction ---------------------------------------------------------------------------------------
 
