@@ -17,7 +17,7 @@ import pytest
 # before numpy and torch are loaded: two threads that share a product wait for each other on a busy machine
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from sottovoce.cli import main, progress_lines
+from sottovoce.cli import main, progress
 from tests.browser import open_page
 from tests.forked import ENVIRONMENT, Command, forking
 
@@ -40,7 +40,7 @@ def sotto(monkeypatch, capsys):
 
     Processes that it starts are forked. On a busy machine, lines of progress would come between those that are tested.
     """
-    monkeypatch.setattr(progress_lines, "INTERVAL", 1e6)
+    monkeypatch.setattr(progress, "INTERVAL", 1e6)
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: forking())
 
     def run(line: str, *more: str) -> tuple[int, str, str]:

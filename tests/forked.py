@@ -96,9 +96,9 @@ def _sotto(place: Path, arguments: tuple[str, ...], out: Path, err: Path, before
     unblock_signals()  # blocked where the process that is forked was itself first started while processes start
     os.chdir(place)
     sys.argv = ["sotto", *arguments]
-    from sottovoce.cli import main, progress_lines
+    from sottovoce.cli import main, progress
 
-    progress_lines.INTERVAL = 1e6  # on a busy machine lines would come between those that tests are about
+    progress.INTERVAL = 1e6  # on a busy machine lines would come between those that tests are about
     if before is not None:
         before()
     try:

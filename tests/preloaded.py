@@ -3,7 +3,7 @@
 import sklearn.datasets  # noqa: F401
 import torch
 
-import sottovoce.cli.peer_progress
+import sottovoce.cli.peer
 import sottovoce.cli.run
 import sottovoce.distributed.ranks
 import sottovoce.federation.joining

@@ -34,7 +34,7 @@ def test_privacy_half_does_not_load_torch():
 
 def test_the_status_of_a_member_does_not_load_torch_or_grpc():
     code = (
-        "import sys; import sottovoce.cli.peer_progress, sottovoce.federation.member_folder\n"
+        "import sys; import sottovoce.cli.peer, sottovoce.federation.member_folder\n"
         "sys.exit('torch' in sys.modules or 'grpc' in sys.modules)"
     )
     done = in_new_process(code)

@@ -2,15 +2,18 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 from sottovoce.core.final_models import FinalModels
 from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.views import LISTED
 
 if TYPE_CHECKING:
+    from sottovoce.cli.options import Setting
+    from sottovoce.core.noise import PerNode
     from sottovoce.privacy.accountant import Account
-    from sottovoce.privacy.guarantee import Guarantee
+    from sottovoce.privacy.guarantee import Guarantee, PrivacyFigure
 
 
 SWEPT = (
@@ -23,6 +26,9 @@ SWEPT = (
 NOT_PROVEN = "For a figure, add --kind any-training, or --convex where local steps are convex."
 """What to type where nothing is proven."""
 
+
+FEW = 12
+"""Of so many nodes each is shown."""
 
 ALIKE = 1e-9
 """Figures that differ by less, relatively, differ by rounding."""
@@ -129,3 +135,37 @@ def join_distances(table: list[list[str]]) -> list[list[str]]:
                 continue
         joined.append(row)
     return joined
+
+
+def sampled_words(result: "Account", figure: "PrivacyFigure", delta: float) -> list[str]:
+    """A headline that counts on chance, with all that it rests on."""
+    lines = [
+        f"Headline: epsilon {round_up(figure.epsilon)} at delta {delta:g}, {figure.kind}, counting on batches that are "
+        "drawn at random; nobody is worse off.",
+        f"It holds {result.coverage}.", f"{figure.final_models.sentence}.",
+    ]  # fmt: skip
+    return lines + [f"It assumes: {assumption}." for assumption in figure.assumptions]
+
+
+def declared_nodes(setting: "Setting", sigma: "PerNode") -> list[dict[str, Any]] | None:
+    """Records, sigma and noise of every node, where their records are given and noise is each node's own."""
+    if setting.records is None or setting.declared is None or not setting.spec.independent_noise:
+        return None
+    sensitivity, found = setting.declared.sensitivity, list[dict[str, Any]]()
+    for node, records in enumerate(setting.declared.records):
+        own, size = (each[node] if isinstance(each, tuple) else each for each in (sigma, sensitivity))
+        found.append({"records": records, "sigma": own, "noise": own * size})
+    return found
+
+
+def node_lines(setting: "Setting", nodes: list[dict[str, Any]] | None) -> list[str]:
+    """The same in words, for gradients clipped to norm one."""
+    if nodes is None:
+        return []
+    rows = sorted((one["records"], node, one["noise"]) for node, one in enumerate(nodes))
+    shown = sorted(rows, key=itemgetter(1)) if len(rows) <= FEW else sorted({rows[0], rows[-1]})
+    return [
+        f"Node {setting.name(node)} with {records:,} records adds noise of standard deviation {round_up(noise)}, for "
+        "gradients clipped to norm one."
+        for records, node, noise in shown
+    ]

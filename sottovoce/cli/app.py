@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import os
 import re
@@ -10,15 +12,18 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import LazyLoader
+from types import ModuleType
 from typing import Annotated
 
 import typer
 
 from sottovoce._version import __version__
-from sottovoce.cli.deferred_collection import defer_collection
-from sottovoce.cli.deferred_imports import defer_imports
-from sottovoce.cli.output import narrated, verbosity
-from sottovoce.cli.terminal import close_streams, open_streams, print_line, print_message
+from sottovoce.cli.output import close_streams, open_streams, print_line, print_message, verbosity
+from sottovoce.cli.progress import narrated
 from sottovoce.errors import SottovoceError, file_error, shortened
 from sottovoce.support import processes
 from sottovoce.support.extras import without_learning
@@ -50,14 +55,20 @@ COMMANDS = {
     "ledger": "ledger",
     "noise": "noise",
     "plan": "plan",
-    "account": "privacy",
-    "calibrate": "privacy",
+    "account": "account",
+    "calibrate": "account",
     "run": "run",
-    "schema": "schema",
-    "peer": "peer_progress",
+    "schema": "graphs_and_data",
+    "peer": "peer",
 }
 """Every command, and the file of this folder that it is in."""
 
+DEFERRED = frozenset({"numpy.f2py", "numpy.testing"})
+"""scipy imports all names of numpy, and with them a translator of Fortran and numpy's helpers for tests."""
+
+FIRST_COLLECTION = 400_000
+"""Objects until garbage is first collected: a run's modules, with those of torch, are 340,000. Python's own rule is
+700. Modules are never garbage, so no command waits for that."""
 
 LONGEST_LINE = 1000
 """Characters of a message; of more than that the middle is left out."""
@@ -109,7 +120,8 @@ def _sotto(
 
 def main() -> None:
     """Run `sotto`."""
-    verbosity.quiet = verbosity.verbose = verbosity.csv = False
+    for field in fields(verbosity):
+        setattr(verbosity, field.name, False)
     with _stopped_by_termination() as terminated:
         code = _run_command()
     if code == STOPPED and os.environ.get("RANK", "0") == "0":  # typer turns an interrupt into this code, silently
@@ -142,6 +154,43 @@ def _run_command() -> int:
             raise
         code = fail(*explained(error))
     return code if isinstance(code, int) else 0
+
+
+class DeferredImports(MetaPathFinder):
+    """Finds the modules of `DEFERRED`, which then run at the first use of a name in them."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path) if fullname in DEFERRED else None
+        if spec is not None and isinstance(spec.loader, Loader):
+            spec.loader = LazyLoader(spec.loader)
+        return spec
+
+
+def defer_imports() -> None:
+    """Defer them from now on, in this process."""
+    if not any(isinstance(finder, DeferredImports) for finder in sys.meta_path):
+        sys.meta_path.insert(0, DeferredImports())
+
+
+def defer_collection() -> None:
+    """Let the first collection of this process wait, and leave out the one at its end.
+
+    After the first, all is as before. At the end files are closed already, and the system takes back all memory.
+    """
+    usual = gc.get_threshold()
+    if usual[0] == FIRST_COLLECTION:
+        return
+
+    def return_to_usual(_phase: str, _info: dict[str, int]) -> None:
+        gc.set_threshold(*usual)
+        gc.callbacks.remove(return_to_usual)
+
+    gc.callbacks.append(return_to_usual)
+    gc.set_threshold(FIRST_COLLECTION, *usual[1:])
+    atexit.unregister(gc.freeze)
+    atexit.register(gc.freeze)
 
 
 @contextmanager

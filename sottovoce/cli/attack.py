@@ -16,16 +16,14 @@ from sottovoce.attacks.registry import (
     attacks_with,
 )
 from sottovoce.cli.app import app
-from sottovoce.cli.options import Code, Json, Yes, offering
-from sottovoce.cli.output import answer, print_note, progress, show_elapsed
+from sottovoce.cli.options import Code, Data, Jobs, Json, Seed, Yes, offering
+from sottovoce.cli.output import answer, print_note
+from sottovoce.cli.progress import activity
 from sottovoce.errors import InputError
 
-Data = Annotated[Path | None, typer.Option("--data", help="Folder of data sets; default: SOTTOVOCE_DATA.")]
 Attacker = Annotated[
     str | None, typer.Option(help="Only this node, by number or name; default: all that were recorded.")
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Seed for sampling.")]
-Jobs = Annotated[int | None, typer.Option(min=1, max=64, help="Number of runs at once; default: one per core.")]
 
 
 def _names(attacks: tuple[Attack, ...]) -> str:
@@ -38,7 +36,7 @@ def _help(option: Option, text: str) -> str:
     return f"{_names(attacks_with(option))}: {text}"
 
 
-def _attack_names() -> list[str]:
+def attack_names() -> list[str]:
     return [attack.name for attack in ATTACKS]
 
 
@@ -48,7 +46,7 @@ def attack(
         list[Path], typer.Argument(help="Folders of finished runs; several are taken as seeds of one experiment.")
     ],
     name: Annotated[
-        str, typer.Option("--attack", help=f"{_names(ATTACKS)}.", autocompletion=offering(_attack_names))
+        str, typer.Option("--attack", help=f"{_names(ATTACKS)}.", autocompletion=offering("cli.attack:attack_names"))
     ] = ATTACKS[0].name,
     attacker: Attacker = None,
     view: Annotated[
@@ -83,17 +81,17 @@ def attack(
     if picture is not None and not chosen.takes(Option.PICTURE):
         drawing = _names(attacks_with(Option.PICTURE))
         raise InputError(f"--picture with {name}", f"only {drawing} draws", f"add --attack {drawing}")
-    with show_elapsed("opening"):
+    with activity("opening"):
         finished_runs = [open_run(folder, data) for folder in runs]
     for folder in runs:
         stored_attacks(folder)  # a damaged attack.json is refused before any work
     if picture is not None:
         picture = check_writable(picture)
     attacked = finished_runs if chosen.several_runs else finished_runs[:1]
-    with progress(chosen.progress or name) as tell:
+    with activity(chosen.progress or name) as work:
         options = AttackOptions(
             attacker=None if attacker is None else attacked[0].node(attacker), view=view, samples=samples,
-            shadows=shadows, confidence=confidence, seed=seed, jobs=jobs, progress=tell, note=print_note,
+            shadows=shadows, confidence=confidence, seed=seed, jobs=jobs, progress=work.tell, note=print_note,
         )  # fmt: skip
         result = run_attack(chosen, attacked, options)
     if picture is not None:
@@ -102,7 +100,7 @@ def attack(
     document = store_attack(folders, name, result_document(chosen, result, options))
     for folder in folders:
         write_page_of(folder, again=True)
-    answer(document, as_json, result.table(), *result.notes())
+    answer(document, result.table(), *result.notes())
 
 
 def _draw(result: AttackResult, picture: Path) -> None:

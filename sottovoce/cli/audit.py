@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sottovoce.cli.app import app
-from sottovoce.cli.attack import Data, Jobs, Seed
-from sottovoce.cli.options import Code, Json, Yes
-from sottovoce.cli.output import answer, facts, print_note, print_sentence, progress, show_elapsed, show_findings
+from sottovoce.cli.options import Code, Data, Jobs, Json, Seed, Yes
+from sottovoce.cli.output import answer, facts, print_note, print_sentence, print_sentences, show_findings
+from sottovoce.cli.progress import activity
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up
 
@@ -82,7 +82,7 @@ def audit(
     if (run is None) == (settings is None):
         raise InputError("a run and --settings" if run else "no run", "an audit is about one of them", "give RUN")
     if settings is not None:
-        _audit_settings(settings, preset, claim, delta, paper, title, out, as_json)
+        _audit_settings(settings, preset, claim, delta, paper, title, out)
         return
     assert run is not None
     about = {"--delta": delta, "--adjacency": adjacency, "--view": view, "--change": change, "--paper": paper}
@@ -98,16 +98,16 @@ def audit(
     from sottovoce.run.finished_run import open_doubted_run
     from sottovoce.run.layout import RunFiles
 
-    with show_elapsed("opening"):
+    with activity("opening"):
         finished_run = open_doubted_run(run, data)
     listener = None if attacker is None else finished_run.node(attacker)
     if listener is not None:
         views.node(listener).check(finished_run.training_run.topology.n)
     stated = _stated(finished_run, claim, delta, adjacency, change or "replace", view or "everyone", paper)
-    with progress("rerun") as tell:
-        folder = _check_folder(finished_run, rerun, tell)
+    with activity("rerun") as work:
+        folder = _check_folder(finished_run, rerun, work.tell)
     each = 1 - check_confidence(confidence) / attacks_made(finished_run, reruns=runs)
-    with show_elapsed("gradient canaries"):
+    with activity("gradient canaries"):
         checks, refused = audit_gradients(finished_run, repetitions=repetitions, confidence=each, seed=seed)
     if runs and not folder.findings:
         _add_input_canaries(checks, refused, finished_run, runs, listener, each, seed, jobs)
@@ -120,15 +120,14 @@ def audit(
         write_page_of(run, again=True)
     if judgement is not None:
         _write_claim_page(out or run / "claim.html", judgement, title, _facts_of(finished_run), _again(run, judgement))
-    _answer(found, document, as_json)
+    _answer(found, document)
 
 
-def _answer(found: "RunAudit", document: dict[str, object], as_json: bool) -> None:
-    show_findings(found.findings, as_json)
-    if found.outside is not None and not as_json:
-        for line in found.outside.notes():
-            print_sentence(line)
-    answer(document, as_json, found.table(), *found.notes())
+def _answer(found: "RunAudit", document: dict[str, object]) -> None:
+    show_findings(found.findings)
+    if found.outside is not None:
+        print_sentences(found.outside.notes())
+    answer(document, found.table(), *found.notes())
     if found.exit_code:
         raise typer.Exit(found.exit_code)
 
@@ -161,11 +160,11 @@ def _add_input_canaries(
     from sottovoce.auditing.canaries import audit_inputs
 
     try:
-        with progress("reruns") as tell:
+        with activity("reruns") as work:
             checks.append(
                 audit_inputs(
                     finished_run, runs=runs, attacker=listener, confidence=confidence, seed=seed, jobs=jobs,
-                    progress=tell, note=print_note,
+                    progress=work.tell, note=print_note,
                 )
             )  # fmt: skip
     except Unaccountable as refusal:
@@ -198,7 +197,7 @@ def _stated(
 def _judged(finished_run: "FinishedRun", checks: "list[ClaimCheck]", claim: "OutsideClaim") -> "Judgement":
     from sottovoce.auditing.evidence import judge
 
-    with show_elapsed("the claim"):
+    with activity("the claim"):
         return judge(finished_run, checks, claim)
 
 
@@ -239,7 +238,6 @@ def _audit_settings(
     paper: str | None,
     title: str | None,
     out: Path | None,
-    as_json: bool,
 ) -> None:
     """What settings really give, and a claim beside it."""
     from sottovoce.auditing.claim_checks import REFUTED
@@ -255,7 +253,7 @@ def _audit_settings(
         epsilon=0.0 if claimed is None else claimed, delta=delta, adjacency=found.adjacency, view="who sees releases",
         change="as above", paper=paper or "",
     )  # fmt: skip
-    with show_elapsed("epsilon"):
+    with activity("epsilon"):
         least, most = found.epsilon(delta)
     judgement = None if claimed is None else about_settings(claim, least, most)
     shown = {
@@ -266,9 +264,9 @@ def _audit_settings(
         "settings": found.facts(), "delta": delta, "least": to_json(least), "most": to_json(most),
         "claim": None if judgement is None else judgement.document(),
     }  # fmt: skip
-    if judgement is not None and not as_json:
+    if judgement is not None:
         print_sentence(judgement.sentence)
-    answer(document, as_json, facts(shown))
+    answer(document, facts(shown))
     if judgement is not None and out is not None:
         named = "" if preset is None else f" --preset {preset}"
         command = f"sotto audit --settings '{settings}'{named} --claim {claim.epsilon:g} --delta {delta:g}"

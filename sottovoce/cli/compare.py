@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sottovoce.cli.app import app
-from sottovoce.cli.options import Code, Json, Yes, check_one_form
-from sottovoce.cli.output import Table, answer, print_note, show_elapsed, show_findings, verbosity
-from sottovoce.cli.terminal import print_line
-from sottovoce.cli.tracking import Track, wanted_trackers, write_tracked
+from sottovoce.cli.options import Code, Data, Json, Track, Yes, check_one_form
+from sottovoce.cli.output import Table, answer, print_line, print_remark, show_findings, verbosity
+from sottovoce.cli.progress import activity
+from sottovoce.cli.tracking import wanted_trackers, write_tracked
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up
 from sottovoce.support.limits import size_text
@@ -26,7 +26,7 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs, or of sweeps.")],
     out: Annotated[Path | None, typer.Option("--out", help="File for the page; default: beside the runs.")] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder of data sets; default: SOTTOVOCE_DATA.")] = None,
+    data: Data = None,
     figures: Annotated[Path | None, typer.Option(help="Also write each figure as a file into this folder.")] = None,
     formats: Annotated[
         list[str] | None,
@@ -53,33 +53,32 @@ def compare(
     from sottovoce.support.text import csv_text
 
     wanted, tracked = _formats(figures, formats), wanted_trackers(trackers)
-    check_one_form(as_csv, as_json)
+    check_one_form(as_csv)
     found, left_out = read_runs(runs), unfinished_runs(runs)
     trade_offs = [trade_off(run) for run in found]
     shown = _default_page(runs) if out is None else out
     target = shown if out is None else check_writable(out)
-    with show_elapsed("guarantees"):
-        findings = [finding for run in found for finding in _findings(run, data, as_json)]
+    with activity("guarantees"):
+        findings = [finding for run in found for finding in _findings(run, data)]
     write_text(target, page(found, title, left_out=len(left_out)), private=target == RunFiles(runs[0]).page)
     document = {
         "page": str(shown), "runs": [one.document() for one in trade_offs], "findings": findings,
         "left_out": [str(folder) for folder in left_out],
     }  # fmt: skip
     drawn = [] if figures is None else write_figures(figures, run_figures(found), wanted)
-    write_tracked(found, tracked, runs[0].parent, as_json)
+    write_tracked(found, tracked, runs[0].parent)
     verbosity.csv |= as_csv
-    show_findings(findings, as_json)
+    show_findings(findings)
     if as_csv:
         print_line(csv_text(one.document() for one in trade_offs).rstrip("\n"))
     else:
         averaged = final_average_text(run.experiment.metrics.final_rounds for run in found)
-        answer(document, as_json, _table(trade_offs), *([f"Test figures: {averaged}."] if averaged else []))
-    if drawn and not as_json:
-        print_note(f"Figures: {', '.join(map(str, drawn))}")
-    if left_out and not as_json:
-        print_note(f"Left out, stopped or diverged: {', '.join(map(str, left_out))}")
-    if not as_json:
-        print_note(f"Page: {shown}")
+        answer(document, _table(trade_offs), *([f"Test figures: {averaged}."] if averaged else []))
+    if drawn:
+        print_remark(f"Figures: {', '.join(map(str, drawn))}")
+    if left_out:
+        print_remark(f"Left out, stopped or diverged: {', '.join(map(str, left_out))}")
+    print_remark(f"Page: {shown}")
     if findings:
         raise typer.Exit(1)
 
@@ -111,7 +110,7 @@ def report(
     contact: Annotated[
         str | None, typer.Option(help="Whom readers can ask; default: contact in [about] of the run file.")
     ] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder of data sets; default: SOTTOVOCE_DATA.")] = None,
+    data: Data = None,
     code: Code = None,
     yes: Yes = False,
     as_json: Json = False,
@@ -134,26 +133,25 @@ def report(
     found = read_runs([run])
     shown = RunFiles(run).page if out is None else out
     target = shown if out is None else check_writable(out)
-    with show_elapsed("guarantees"):
-        findings = [finding for one in found for finding in _findings(one, data, as_json)]
+    with activity("guarantees"):
+        findings = [finding for one in found for finding in _findings(one, data)]
     about = found if contact is None else [one.with_contact(contact) for one in found]
     write_text(target, page(about), private=out is None)
-    show_findings(findings, as_json)
+    show_findings(findings)
     printed = None
     if pdf:
-        with show_elapsed("printing"):
+        with activity("printing"):
             printed = print_page(target, shown.with_suffix(".pdf"))
     written = {"page": str(shown), "pdf": None if printed is None else str(printed)}
     answer(
         {**written, "findings": findings},
-        as_json,
         [["", ""], *([name, path] for name, path in written.items() if path is not None)],
     )
     if findings:
         raise typer.Exit(1)
 
 
-def _findings(run: "RunDocuments", data: Path | None, as_json: bool) -> list[str]:
+def _findings(run: "RunDocuments", data: Path | None) -> list[str]:
     """What speaks against a run. Where its headline cannot be computed anew, a note says why."""
     from sottovoce.report.contradictions import contradictions_in
 
@@ -167,8 +165,7 @@ def _findings(run: "RunDocuments", data: Path | None, as_json: bool) -> list[str
 
             found = stored_headline_unlike_settings(run.folder, run.experiment, data)
         except InputError as error:
-            if not as_json:
-                print_note(f"Not computed again, {run.folder}: {error}")
+            print_remark(f"Not computed again, {run.folder}: {error}")
         except Unaccountable as refusal:
             found = [f"privacy.json: its settings give no guarantee: {refusal}"]
     return [f"{run.folder}: {finding}" for finding in found]

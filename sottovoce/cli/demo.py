@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sottovoce.cli.app import app
-from sottovoce.cli.options import Json
-from sottovoce.cli.output import Table, answer, print_note, progress
+from sottovoce.cli.options import Changes, Jobs, Json
+from sottovoce.cli.output import Table, answer, print_remark
+from sottovoce.cli.progress import activity
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
@@ -20,11 +21,9 @@ SUMS = "sees only sums"
 
 @app.command()
 def demo(
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a setting, e.g. training.rounds=50; may be repeated.")
-    ] = None,
+    settings: Changes = None,
     out: Annotated[Path, typer.Option("--out", help="Folder that runs are written into.")] = Path("runs"),
-    jobs: Annotated[int | None, typer.Option(min=1, max=64, help="Runs at once; one per core unless given.")] = None,
+    jobs: Jobs = None,
     as_json: Json = False,
 ) -> None:
     """Show what neighbours learn without noise, and with three kinds of noise at one epsilon. Writes a page.
@@ -33,21 +32,20 @@ def demo(
     """
     from sottovoce.demo.demonstration import demonstrate
 
-    found = demonstrate(out, settings or [], progress, jobs=jobs)
+    found = demonstrate(out, settings or [], activity, jobs=jobs)
     commands = _next_commands(found)
     document = {"page": str(found.page), "runs": [one.document() for one in found.runs], "next": commands}
-    answer(document, as_json, _table(found.runs))
-    if not as_json:
-        print_note(_setting(found))
-        for one in found.runs:
-            if one.privacy.covers is not None and one.privacy.covers.colluders is not None:
-                print_note(f"{_title(one)}: it holds {one.privacy.covers}.")
-            if math.isfinite(one.privacy.headline.epsilon):
-                print_note(f"{_title(one)}: rounding is covered by {_covering_rounding(one)}.")
-        print_note(f"Page: {found.page}")
-        print_note("Three things to try:")
-        for line in commands:
-            print_note(f"  {line}")
+    answer(document, _table(found.runs))
+    print_remark(_setting(found))
+    for one in found.runs:
+        if one.privacy.covers is not None and one.privacy.covers.colluders is not None:
+            print_remark(f"{_title(one)}: it holds {one.privacy.covers}.")
+        if math.isfinite(one.privacy.headline.epsilon):
+            print_remark(f"{_title(one)}: rounding is covered by {_covering_rounding(one)}.")
+    print_remark(f"Page: {found.page}")
+    print_remark("Three things to try:")
+    for line in commands:
+        print_remark(f"  {line}")
 
 
 def _setting(found: "Demonstration") -> str:

@@ -7,7 +7,8 @@ import typer
 
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Code, Json, Yes
-from sottovoce.cli.output import answer, facts, print_note, show_elapsed
+from sottovoce.cli.output import answer, facts, print_remark
+from sottovoce.cli.progress import activity
 from sottovoce.privacy.rounding import round_up
 
 
@@ -27,7 +28,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the model of a run as a state dict and as safetensors, with its card. Example: sotto export runs/digits"""
-    with show_elapsed("the run and its figures"):
+    with activity("the run and its figures"):
         from sottovoce.report.model_export import export_model
 
         found = export_model(run, out, node=node, data=data, uncovered=uncovered)
@@ -37,9 +38,9 @@ def export(
         "epsilon": "none covers this model" if found.epsilon is None else f"{round_up(found.epsilon)}, which covers it",
         "folder": str(found.folder),
     }
-    answer(found.document(), as_json, facts(shown))
-    if not as_json and not found.covered:
-        print_note("No privacy figure covers this model: do not hand it on where its training rows are private.")
+    answer(found.document(), facts(shown))
+    if not found.covered:
+        print_remark("No privacy figure covers this model: do not hand it on where its training rows are private.")
 
 
 @app.command()
@@ -63,4 +64,4 @@ def predict(
         "row_names": None if found.row_names is None or out is not None else found.row_names._asdict(),
     }  # fmt: skip
     table = [[str(cell) for cell in row] for row in found.table()]
-    answer(document, as_json, table if out is None else facts({"rows": f"{len(found):,}", "file": str(out)}))
+    answer(document, table if out is None else facts({"rows": f"{len(found):,}", "file": str(out)}))

@@ -1,13 +1,15 @@
-"""`sotto graph` and `sotto data`: what there is to run on."""
+"""`sotto graph`, `sotto data` and `sotto schema`: what there is to run on, and what documents look like."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sottovoce.cli.app import app
-from sottovoce.cli.options import GraphName, Json, Weights, Yes
-from sottovoce.cli.output import answer, facts, print_note, print_sentence, show_elapsed
+from sottovoce.cli.options import Data, GraphName, Json, Weights, Yes, offering
+from sottovoce.cli.output import answer, facts, print_line, print_remark, print_sentences
+from sottovoce.cli.progress import activity
 from sottovoce.support.limits import size_text
 
 if TYPE_CHECKING:
@@ -27,9 +29,9 @@ def graph(
     from sottovoce.core.graphs import graph as build
     from sottovoce.core.topologies import weigh
 
-    with show_elapsed("reading the graph"):
+    with activity("reading the graph"):
         source = build(spec)
-    with show_elapsed("weights and their spectral gap"):
+    with activity("weights and their spectral gap"):
         net = weigh(source, weights)
         gap = net.spectral_gap
     found = {
@@ -45,10 +47,10 @@ def graph(
         "spectral_gap": gap,
     }
     names = None if source.labels is None else [str(label) for label in source.labels]
-    answer({**found, "labels": names}, as_json, facts(found))
-    if names is not None and not as_json:
+    answer({**found, "labels": names}, facts(found))
+    if names is not None:
         few = ", ".join(f"{node} is {name}" for node, name in enumerate(names[:4]))
-        print_note(f"Nodes are numbered as their graph lists them: {few}{', ...' if len(names) > 4 else ''}")
+        print_remark(f"Nodes are numbered as their graph lists them: {few}{', ...' if len(names) > 4 else ''}")
 
 
 data_commands = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
@@ -61,7 +63,7 @@ AS_NUMBERS_ARE_WRITTEN = "Write numbers with a point and without separators of t
 @data_commands.callback()
 def data(
     context: typer.Context,
-    folder: Annotated[Path | None, typer.Option("--data", help="Folder of data sets; default: SOTTOVOCE_DATA.")] = None,
+    folder: Data = None,
     as_json: Json = False,
 ) -> None:
     """List which data sets are found, and how to get the others. Example: sotto data --data ~/data"""
@@ -79,14 +81,14 @@ def data(
         table.append(
             [entry.name, entry.kind, *rows, size_text(entry.bytes) if entry.bytes else "", found, entry.licence]
         )
-    answer(document, as_json, table)
-    if not as_json:
-        for entry in listed:
-            print_sentence(f"{entry.name}: {entry.trap}.")
-        for entry in listed:
-            if not entry.found:
-                print_sentence(f"{entry.name}: put {', '.join(entry.missing)} into the folder; from {entry.source}.")
-        print_note(f"Folder: {place or 'none; give --data DIR or set SOTTOVOCE_DATA'}.")
+    answer(document, table)
+    print_sentences(f"{entry.name}: {entry.trap}." for entry in listed)
+    print_sentences(
+        f"{entry.name}: put {', '.join(entry.missing)} into the folder; from {entry.source}."
+        for entry in listed
+        if not entry.found
+    )
+    print_remark(f"Folder: {place or 'none; give --data DIR or set SOTTOVOCE_DATA'}.")
 
 
 def _data_facts(entry: "DatasetListing") -> "dict[str, JSON]":
@@ -129,18 +131,15 @@ def inspect(
         kind = "target" if column.name == found.target else "input"
         table.append([column.name, kind, _values(column), str(empty[column.name])])
     table += [[name, "dropped", "", str(empty[name])] for name in found.drop]
-    answer({"file": str(place), "target": found.target, "columns": columns, "drop": found.drop}, as_json, table)
-    if not as_json:
-        print_note(
-            f"{place}: ranges and categories come from rows and are not private; put public ones in their place."
-        )
-        for name in found.drop:
-            word = not_a_number(cells[name], found.missing_words)
-            if word is not None:
-                print_note(f"{name} is dropped, for {word!r:.40} is not a number. {AS_NUMBERS_ARE_WRITTEN}")
-        lacking = [column.name for column in found.columns if empty[column.name]]
-        if lacking:
-            print_note(f"Cells are missing in {', '.join(lacking)}: say there what they become (missing = ...).")
+    answer({"file": str(place), "target": found.target, "columns": columns, "drop": found.drop}, table)
+    print_remark(f"{place}: ranges and categories come from rows and are not private; put public ones in their place.")
+    for name in found.drop:
+        word = not_a_number(cells[name], found.missing_words)
+        if word is not None:
+            print_remark(f"{name} is dropped, for {word!r:.40} is not a number. {AS_NUMBERS_ARE_WRITTEN}")
+    lacking = [column.name for column in found.columns if empty[column.name]]
+    if lacking:
+        print_remark(f"Cells are missing in {', '.join(lacking)}: say there what they become (missing = ...).")
 
 
 @data_commands.command()
@@ -177,10 +176,27 @@ def split(
         path = out / f"{member}.csv"
         members.append({"name": member, "rows": made.rows, "held_out": made.held_out, "file": str(path)})
         table.append([member, str(made.rows), str(made.held_out), str(path)])
-    answer({"folder": str(out), "members": members}, as_json, table)
+    answer({"folder": str(out), "members": members}, table)
 
 
 def _values(column: "Column") -> str:
     if column.range is not None:
         return f"from {column.range[0]:g} to {column.range[1]:g}"
     return ", ".join(column.categories or ())
+
+
+@app.command("schema")
+def schema_(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="The name of a command, or of a file of a run.", autocompletion=offering("schemas:names")),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print the JSON schema of a command's --json output, or of a file of a run. Example: sotto schema account"""
+    from sottovoce.schemas import names, schema
+
+    if name is None:
+        answer({"schemas": names()}, [["", ""], *([one, schema(one)["title"]] for one in names())])
+    else:
+        print_line(json.dumps(schema(name)))

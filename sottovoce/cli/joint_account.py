@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from sottovoce._version import __version__
 from sottovoce.cli.account_words import headline_words, table_words
 from sottovoce.cli.options import Setting
-from sottovoce.cli.output import Table, answer, print_sentence, show_elapsed
+from sottovoce.cli.output import Table, answer, print_sentence, print_sentences
+from sottovoce.cli.progress import activity
 from sottovoce.errors import InputError
 from sottovoce.privacy.rounding import round_up
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from sottovoce.run.accounts_of_runs import JointAccount, JointFigure
 
 
-def answer_for_runs(runs: list[Path], setting: Setting, data: Path | None, as_json: bool) -> None:
+def answer_for_runs(runs: list[Path], setting: Setting, data: Path | None) -> None:
     """Print the joint figures of runs, for everyone and for the views that all have, or for one view.
 
     Of one run, any view can be asked about.
@@ -31,9 +32,9 @@ def answer_for_runs(runs: list[Path], setting: Setting, data: Path | None, as_js
             "runs together with --graph or its options", "runs have settings of their own", "keep --view and --delta"
         )
     if len(runs) == 1 and setting.view != "everyone":
-        _answer_for_view(runs[0], setting, data, as_json)
+        _answer_for_view(runs[0], setting, data)
         return
-    with show_elapsed("guarantees"):
+    with activity("guarantees"):
         found = joint_account(runs, setting.delta, data=data)
     figures = _asked(found, setting.view)
     document = {
@@ -41,16 +42,16 @@ def answer_for_runs(runs: list[Path], setting: Setting, data: Path | None, as_js
         "adjacency": found.adjacency.value, "figures": [one.document(setting.delta) for one in figures],
         "note": found.note,
     }  # fmt: skip
-    answer(document, as_json, _table(figures, setting.delta), *_lines(found, figures[0]))
+    answer(document, _table(figures, setting.delta), *_lines(found, figures[0]))
 
 
-def _answer_for_view(folder: Path, setting: Setting, data: Path | None, as_json: bool) -> None:
+def _answer_for_view(folder: Path, setting: Setting, data: Path | None) -> None:
     """Print the account of one view of a run, by the run's own settings and, unless another is given, its delta."""
     from sottovoce.privacy.assumptions import CHANGED_RECORD
     from sottovoce.run.accounts_of_runs import ask_about_run
     from sottovoce.run.privacy_report import listed, sigma_of
 
-    with show_elapsed(f"accounting for {setting.view}"):
+    with activity(f"accounting for {setting.view}"):
         delta = None if setting.delta == Setting().delta else setting.delta
         asked = ask_about_run(folder, setting.view, delta=delta, final_models=setting.and_final_models, data=data)
     found, run, sampled = asked.account, asked.accountant.training_run, asked.sampled
@@ -60,15 +61,13 @@ def _answer_for_view(folder: Path, setting: Setting, data: Path | None, as_json:
         "convex": asked.accountant.convexity.established, "seed": run.seed, "labels": asked.names,
         **found.document(asked.delta), "nodes": None, "sampled": None if sampled is None else sampled.document(),
     }  # fmt: skip
-    answer(document, as_json, found.table(asked.delta))
-    if not as_json:
-        for line in table_words(found) + headline_words(found, found.headline, asked.delta, asked.names):
-            print_sentence(line)
-        if sampled is not None:
-            print_sentence(
-                "Batches are drawn at random: whoever hears every message, and so this view too, learns at most "
-                f"epsilon {round_up(sampled.epsilon)} about one record that is {CHANGED_RECORD[sampled.change]}."
-            )
+    answer(document, found.table(asked.delta))
+    print_sentences(table_words(found) + headline_words(found, found.headline, asked.delta, asked.names))
+    if sampled is not None:
+        print_sentence(
+            "Batches are drawn at random: whoever hears every message, and so this view too, learns at most "
+            f"epsilon {round_up(sampled.epsilon)} about one record that is {CHANGED_RECORD[sampled.change]}."
+        )
 
 
 def changed_data(adjacency: "Adjacency", change: "Change") -> str:

@@ -12,8 +12,7 @@ from sottovoce._version import __version__
 from sottovoce.cli.app import app
 from sottovoce.cli.joint_account import changed_data
 from sottovoce.cli.options import Delta, Json, check_one_form
-from sottovoce.cli.output import Table, answer, print_note, print_sentence, show
-from sottovoce.cli.terminal import print_line
+from sottovoce.cli.output import Table, answer, print_line, print_note, print_sentence, print_sentences, show
 from sottovoce.privacy.rounding import round_down, round_up
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def ledger_(
     from sottovoce.ledger.database import open_ledger
     from sottovoce.ledger.spending import Spending
 
-    check_one_form(as_csv, as_json)
+    check_one_form(as_csv)
     if budget is not None or new_lineage is not None:
         _write(file, budget, delta, lineage, new_lineage)
     with open_ledger(file, read_only=True) as database:
@@ -55,7 +54,7 @@ def ledger_(
         if as_csv:
             print_line(_csv(spending, {one.name for one in shown}, delta).rstrip("\n"))
         else:
-            _answer(file, shown, delta, as_json)
+            _answer(file, shown, delta)
 
 
 def _write(file: Path, budget: float | None, delta: float, lineage: str | None, new_lineage: str | None) -> None:
@@ -78,18 +77,15 @@ def _write(file: Path, budget: float | None, delta: float, lineage: str | None, 
                 print_note(f"The budget of lineage {lineage or DEFAULT} was {before}, and is {wanted} now.")
 
 
-def _answer(file: Path, lineages: "list[Lineage]", delta: float, as_json: bool) -> None:
+def _answer(file: Path, lineages: "list[Lineage]", delta: float) -> None:
     documents = [lineage_document(one, delta) for one in lineages]
-    if as_json:
-        answer({"version": __version__, "ledger": str(file), "lineages": documents}, True, [])
-        return
+    answer({"version": __version__, "ledger": str(file), "lineages": documents}, [])
     for number, one in enumerate(lineages):
         if number:
             print_sentence()
         at = one.budget.delta if one.budget is not None else delta
         show(lineage_table(one, at))
-        for line in lineage_lines(one, at, file):
-            print_sentence(line)
+        print_sentences(lineage_lines(one, at, file))
 
 
 def lineage_document(lineage: "Lineage", delta: float) -> "dict[str, JSON]":

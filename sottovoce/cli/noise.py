@@ -1,5 +1,6 @@
 """`sotto noise`."""
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -9,7 +10,8 @@ import typer
 from sottovoce._version import __version__
 from sottovoce.cli.app import app
 from sottovoce.cli.options import GraphSpec, Json, Part, Weights, Yes
-from sottovoce.cli.output import answer, facts, gap_shown, print_note, progress_kept, short
+from sottovoce.cli.output import answer, facts, print_note, short
+from sottovoce.cli.progress import activity, progress_kept, telling_when_stopped
 from sottovoce.errors import InputError
 from sottovoce.privacy.rounding import round_up
 
@@ -73,16 +75,22 @@ def noise_(
         assert rounds is not None
         assert epsilon is not None
         target = SampledTarget(sampled, rounds, epsilon, 1e-5 if delta is None else delta, objective, gap)
-        _sampled(net, target, cache=not no_cache, out=out, as_json=as_json)
+        _sampled(net, target, cache=not no_cache, out=out)
         return
     if epsilon is not None or delta is not None:
         raise InputError(
             "a target without --sampled", "without random batches, C does not depend on a target", "add --sampled"
         )
-    with gap_shown(gap) as report:
+    reached = math.inf
+
+    def tell(gap_now: float) -> None:
+        nonlocal reached
+        reached, work.part = gap_now, f"gap {gap_now:.2e}, until {gap:g}"
+
+    with activity("search for the best correlation") as work, telling_when_stopped(lambda: _stopped_at(reached)):
         found = factorize(
             net, rounds=rounds, participation=participation, objective=objective, structure=structure, bands=bands,
-            restart=restart, view=view or None, gap=gap, probes=probes, seed=seed, cache=not no_cache, progress=report,
+            restart=restart, view=view or None, gap=gap, probes=probes, seed=seed, cache=not no_cache, progress=tell,
         )  # fmt: skip
     if found.refused_file is not None:
         print_note(f"{found.refused_file} does not hold what it should; computed again.")
@@ -95,12 +103,18 @@ def noise_(
     times = f"{short(found.over_independent)} times less error than independent noise"
     answer(
         document,
-        as_json,
         facts(shown),
         f"{times}, {short(found.over_antipgd)} times less than AntiPGD, at the same privacy.",
         f"\nC, darker for larger:\n{terminal_plots.matrix(found.C)}",
         f"\nerror over rounds, up to {found.errors.max():.4g}:\n{terminal_plots.curve(found.errors)}",
     )
+
+
+def _stopped_at(gap: float) -> str:
+    if not math.isfinite(gap):
+        return "stopped before a first solution. Nothing is kept."
+    again = next(text for part in (gap, 1.05 * gap) if float(text := f"{part:.1e}") >= gap)
+    return f"stopped at a gap of {gap:.1e}. Nothing is kept; --gap {again} ends there."
 
 
 class SampledTarget(NamedTuple):
@@ -125,7 +139,7 @@ def _fits_sampling(given: "Mapping[str, bool]", rounds: int | None, epsilon: flo
         raise InputError(f"--sampled without {missing}", "the best batches depend on it", f"add {missing}")
 
 
-def _sampled(net: "Topology", target: SampledTarget, *, cache: bool, out: Path | None, as_json: bool) -> None:
+def _sampled(net: "Topology", target: SampledTarget, *, cache: bool, out: Path | None) -> None:
     """The trade-off between chance and correlation, number of parts by number of parts."""
     import numpy as np
 
@@ -154,7 +168,7 @@ def _sampled(net: "Topology", target: SampledTarget, *, cache: bool, out: Path |
         errors = [short(value / found.independent) for value in (choice.error, choice.lower_bound)]
         table.append([choice.batches, bands, round_up(choice.noise), *errors])
     answer(
-        document, as_json, table,
+        document, table,
         "Error: squared, of noise in models; Poisson batches with independent noise = 1. "
         f"At epsilon {target.epsilon:g} and delta {target.delta:g} against everyone; one record is made to count as "
         "nothing.",

@@ -3,15 +3,17 @@
 import dataclasses
 import functools
 import inspect
+import pkgutil
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Context, Option
 
 from sottovoce._version import __version__
+from sottovoce.cli.output import verbosity
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,54 +23,28 @@ if TYPE_CHECKING:
     from sottovoce.core.participation import Participation
     from sottovoce.core.topologies import Topology
     from sottovoce.learning.declared_records import DeclaredRecords
+    from sottovoce.privacy.sampled_batches import SampledNodes
     from sottovoce.privacy.views import View
     from sottovoce.support.json_numbers import JSON
     from sottovoce.tracing.linear_system import LinearSystem
 
 
-def offering(words: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """What a shell offers to complete a word with."""
+def offering(place: str) -> Callable[[str], list[str]]:
+    """What a shell offers to complete a word with: the names at a place, as `module:name`; loaded when it asks."""
 
     def complete(incomplete: str) -> list[str]:
-        return [word for word in words() if word.startswith(incomplete)]
+        words = pkgutil.resolve_name(f"sottovoce.{place}")
+        offered = words if isinstance(words, Iterable) else words()
+        return [word for word in offered if word.startswith(incomplete)]
 
     return complete
 
 
-def _graphs() -> list[str]:
-    from sottovoce.core.graphs import kinds
-
-    return kinds()
-
-
-def _weights() -> Iterable[str]:
-    from sottovoce.core.topologies import WEIGHTS
-
-    return WEIGHTS
-
-
-def _algorithms() -> Iterable[str]:
-    from sottovoce.algorithms.registry import algorithm_names
-
-    return algorithm_names()
-
-
-def _views() -> Iterable[str]:
+def view_words() -> list[str]:
+    """How views begin."""
     from sottovoce.privacy.views import FORMS
 
-    return (f"{form.word}:{form.prefix}" if form.operands else form.word for form in FORMS)
-
-
-def _final_models() -> Iterable[str]:
-    from sottovoce.core.final_models import FinalModels
-
-    return FinalModels
-
-
-def _adjacencies() -> Iterable[str]:
-    from sottovoce.core.adjacency import Adjacency
-
-    return Adjacency
+    return [f"{form.word}:{form.prefix}" if form.operands else form.word for form in FORMS]
 
 
 SPEC = "e.g. ring:30, erdos-renyi:100,p=0.2,seed=1, file:edges.txt.gz"
@@ -78,7 +54,7 @@ ROUNDS, ADJACENCY = 100, "user"
 """The defaults of every command that has these options: all data of a node is protected, the stronger promise."""
 
 
-def _lift_limits(context: typer.Context, yes: bool) -> bool:
+def _lift_limits(context: Context, yes: bool) -> bool:
     from sottovoce.support.limits import limits_lifted
 
     context.with_resource(limits_lifted(yes))
@@ -87,13 +63,11 @@ def _lift_limits(context: typer.Context, yes: bool) -> bool:
 
 Yes = Annotated[
     bool,
-    typer.Option(
-        "--yes", callback=_lift_limits, help="Go ahead even if it needs much memory, or more than ten minutes."
-    ),
+    Option("--yes", callback=_lift_limits, help="Go ahead even if it needs much memory, or more than ten minutes."),
 ]
 
 
-def _allow_code(context: typer.Context, folder: Path | None) -> Path | None:
+def _allow_code(context: Context, folder: Path | None) -> Path | None:
     from sottovoce.support.own_code import code_from
 
     context.with_resource(code_from(folder))
@@ -102,60 +76,87 @@ def _allow_code(context: typer.Context, folder: Path | None) -> Path | None:
 
 Code = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--code",
         callback=_allow_code,
         help="Folder of code that settings name, such as mine.py:Momentum; the code is run.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 
 
-def check_one_form(as_csv: bool, as_json: bool) -> None:
+def _print_document(as_json: bool) -> bool:
+    verbosity.json = as_json
+    return as_json
+
+
+Json = Annotated[bool, Option("--json", callback=_print_document, help="Print one JSON document instead of a table.")]
+Data = Annotated[Path | None, Option("--data", help="Folder of data sets; default: SOTTOVOCE_DATA.")]
+Changes = Annotated[
+    list[str] | None, Option("--set", help="Change a setting, for example training.rounds=50; may be repeated.")
+]
+Seed = Annotated[int, Option(min=0, help="Seed for sampling.")]
+Jobs = Annotated[int | None, Option(min=1, max=64, help="Number of runs at once; default: one per core.")]
+Track = Annotated[
+    list[str] | None,
+    Option("--track", help="Also write runs to local files for tensorboard or mlflow; may be repeated."),
+]
+
+
+def check_one_form(as_csv: bool) -> None:
     """Refuse to print one answer in two forms."""
-    if as_csv and as_json:
+    if as_csv and verbosity.json:
         raise InputError("--csv with --json", "the answer is printed in one form", "leave one of them out")
 
 
-Weights = Annotated[str, typer.Option(help=f"{KINDS_OF_WEIGHTS}.", autocompletion=offering(_weights))]
+def refuse_given(options: Mapping[str, object], rule: str, remedy: str, *, beside: str = "") -> None:
+    """Refuse the first of some options that was given, because of a rule; `beside` another one."""
+    for option, given in options.items():
+        if given:
+            raise InputError(f"{option}{beside}", rule, remedy.format(option))
+
+
+Weights = Annotated[str, Option(help=f"{KINDS_OF_WEIGHTS}.", autocompletion=offering("core.topologies:WEIGHTS"))]
 SuitedWeights = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--weights",
         help=f"{KINDS_OF_WEIGHTS}; default: what the algorithm needs.",
-        autocompletion=offering(_weights),
+        autocompletion=offering("core.topologies:WEIGHTS"),
     ),
 ]
-GraphSpec = Annotated[str, typer.Option("--graph", help=SPEC, autocompletion=offering(_graphs))]
-GraphName = Annotated[str, typer.Argument(help=SPEC, autocompletion=offering(_graphs))]
-Rounds = Annotated[int, typer.Option(min=1, max=10**7, help="Number of rounds; for averaging, of gossip steps.")]
+GraphSpec = Annotated[str, Option("--graph", help=SPEC, autocompletion=offering("core.graphs:kinds"))]
+GraphName = Annotated[str, Argument(help=SPEC, autocompletion=offering("core.graphs:kinds"))]
+Rounds = Annotated[int, Option(min=1, max=10**7, help="Number of rounds; for averaging, of gossip steps.")]
 ViewSpec = Annotated[
     str,
-    typer.Option(
+    Option(
         "--view",
         help="everyone, node:A, coalition:A,B, coalition:any-K (the worst one) or eavesdropper:A>B; by number or name.",
-        autocompletion=offering(_views),
+        autocompletion=offering("cli.options:view_words"),
     ),
 ]
 AndFinalModels = Annotated[
     str,
-    typer.Option(
+    Option(
         "--and-final-models",
         help="average or all: the adversary also sees the models after the last round.",
-        autocompletion=offering(_final_models),
+        autocompletion=offering("core.final_models:FinalModels"),
     ),
 ]
 AdjacencySpec = Annotated[
     str,
-    typer.Option(help="What is protected: user (all data of a node) or record.", autocompletion=offering(_adjacencies)),
+    Option(
+        help="What is protected: user (all data of a node) or record.",
+        autocompletion=offering("core.adjacency:Adjacency"),
+    ),
 ]
 Convex = Annotated[
-    bool, typer.Option("--convex", help="Local steps are non-expansive, so convex-training may be the headline.")
+    bool, Option("--convex", help="Local steps are non-expansive, so convex-training may be the headline.")
 ]
-Delta = Annotated[float, typer.Option(help="Delta of (epsilon, delta)-DP.")]
+Delta = Annotated[float, Option(help="Delta of (epsilon, delta)-DP.")]
 Part = Annotated[
     str,
-    typer.Option(
+    Option(
         "--participation",
         help="every; KxB: K times, exactly B rounds apart; shuffle:B: once in each B rounds; or random batches: "
         "poisson:SHARE, fixed:SIZE, "
@@ -172,45 +173,41 @@ class Setting:
     graph: GraphSpec = ""
     algorithm: Annotated[
         str,
-        typer.Option(
+        Option(
             "--algorithm",
             help="e.g. dp-d-sgd, zip-dl, muffliato; see docs/algorithms.md",
-            autocompletion=offering(_algorithms),
+            autocompletion=offering("algorithms.registry:algorithm_names"),
         ),
     ] = "dp-d-sgd"
     rounds: Rounds = ROUNDS
     view: ViewSpec = "everyone"
     and_final_models: AndFinalModels = "none"
-    victim: Annotated[list[str] | None, typer.Option(help="Only about this node; may be repeated.")] = None
+    victim: Annotated[list[str] | None, Option(help="Only about this node; may be repeated.")] = None
     within: Annotated[
-        int | None, typer.Option(min=1, help="Only about nodes at most this many hops from those of the view.")
+        int | None, Option(min=1, help="Only about nodes at most this many hops from those of the view.")
     ] = None
     weights: SuitedWeights = None
-    secure_sum: Annotated[
-        bool, typer.Option("--secure-sum", help="Receivers learn only sums of what they receive.")
-    ] = False
+    secure_sum: Annotated[bool, Option("--secure-sum", help="Receivers learn only sums of what they receive.")] = False
     convex: Convex = False
     adjacency: AdjacencySpec = ADJACENCY
     participation: Part = "every"
-    records: Annotated[str | None, typer.Option(help=RECORDS)] = None
+    records: Annotated[str | None, Option(help=RECORDS)] = None
     delta: Delta = 1e-5
-    seed: Annotated[int, typer.Option(min=0, help="Seed for random topologies.")] = 0
-    chebyshev: Annotated[bool, typer.Option("--chebyshev", help="muffliato: accelerated gossip.")] = False
-    randomized: Annotated[bool, typer.Option("--randomized", help="One random edge per gossip step.")] = False
-    gossip_steps: Annotated[int | None, typer.Option(min=1, help="muffliato-sgd: gossip steps per gradient.")] = None
+    seed: Annotated[int, Option(min=0, help="Seed for random topologies.")] = 0
+    chebyshev: Annotated[bool, Option("--chebyshev", help="muffliato: accelerated gossip.")] = False
+    randomized: Annotated[bool, Option("--randomized", help="One random edge per gossip step.")] = False
+    gossip_steps: Annotated[int | None, Option(min=1, help="muffliato-sgd: gossip steps per gradient.")] = None
     compression: Annotated[
-        str | None, typer.Option("--compression", help="dp-csgp: identity, rand:0.5, gsgd:8, top:0.1.")
+        str | None, Option("--compression", help="dp-csgp: identity, rand:0.5, gsgd:8, top:0.1.")
     ] = None
-    correlation: Annotated[str | None, typer.Option("--correlation", help="mf-d-sgd, mafalda: .npz file with C.")] = (
-        None
-    )
+    correlation: Annotated[str | None, Option("--correlation", help="mf-d-sgd, mafalda: .npz file with C.")] = None
     classes: Annotated[
-        int | None, typer.Option(min=1, help="mafalda: number of classes of nodes, by degree, each with its own C.")
+        int | None, Option(min=1, help="mafalda: number of classes of nodes, by degree, each with its own C.")
     ] = None
-    sigma_pair: Annotated[float | None, typer.Option(help="decor: size of the noise that neighbours share.")] = None
+    sigma_pair: Annotated[float | None, Option(help="decor: size of the noise that neighbours share.")] = None
     colluders: Annotated[
         int | None,
-        typer.Option(min=1, help="secure-average, secure-gossip: how many nodes may collude; default: 1."),
+        Option(min=1, help="secure-average, secure-gossip: how many nodes may collude; default: 1."),
     ] = None
 
     def __post_init__(self) -> None:
@@ -285,6 +282,11 @@ class Setting:
     def declared(self) -> "DeclaredRecords | None":
         """The records that nodes declare; None where nothing is said of them."""
         return self._declared(self.chosen[1].n)
+
+    @property
+    def sampled_nodes(self) -> "SampledNodes | None":
+        """What is known of nodes whose batches are drawn by chance; None where none are."""
+        return None if self.declared is None else self.declared.sampled_nodes
 
     @property
     def scheme(self) -> "str | Participation":

@@ -1,45 +1,41 @@
-"""How commands print: one document or table on stdout; progress and messages on stderr, more or fewer of them."""
+"""How commands print: one document or table on stdout, messages on stderr, more or fewer of them.
+
+The one place where text goes to a terminal: no control characters, and no failure of its own on stderr.
+"""
 
 from __future__ import annotations
 
+import io
 import json
-import math
 import os
+import shutil
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import TextIO
 
-from sottovoce.cli.progress_lines import Activity, activity, lines_written
-from sottovoce.cli.terminal import print_line, print_message
-from sottovoce.support.processes import ends_when_stopped
-from sottovoce.support.progress import progress_heard
+from sottovoce.errors import SottovoceError, file_error
 from sottovoce.support.text import table_text, visible
 
 Table = list[list[str]]
 
-PATIENCE = 2.0
-"""Seconds after which progress is shown."""
+RULE, REMEDY = "answers are written to it", "redirect it, for example to /dev/null"
 
-CLEAR_LINE = "\r\x1b[2K\x1b[?25h"
-"""What a terminal needs when progress is shown no more: an empty line, and the cursor that a bar hides."""
-
-
-SHORTEST_BAR, LONGEST_BAR = 4, 40
-"""Characters of a bar: the longest unless the words beside it leave less room."""
+EMPTY_LINE = "\r\x1b[2K"
+"""What a terminal needs before something else is written over a status."""
 
 
 @dataclass
 class Verbosity:
-    """What is printed on stderr besides errors: `quiet` nothing, `verbose` also each step and how long it takes."""
+    """What is printed besides errors: `quiet` nothing on stderr, `verbose` also each step and how long it takes."""
 
     quiet: bool = False
     verbose: bool = False
     csv: bool = False
     """Tables go to stdout as CSV, and sentences beside them to stderr."""
+    json: bool = False
+    """One document goes to stdout, and sentences beside it nowhere."""
 
     @property
     def shows_progress(self) -> bool:
@@ -48,59 +44,135 @@ class Verbosity:
 
 
 verbosity = Verbosity()
-"""The verbosity of the command that runs; set by the options before its name."""
+"""The verbosity of the command that runs; set by its options and those before its name."""
+
+_status, _writing = "", threading.RLock()
 
 
-def answer(document: Mapping[str, object], as_json: bool, table: Table, *after: str) -> None:
-    """All that a command prints on stdout: a JSON document, or a table, its first row the heading, and lines below."""
-    if as_json:
-        print_line(json.dumps(document))
-        return
-    show(table)
-    for line in after:
-        print_sentence(line)
+def open_streams() -> None:
+    """Make both streams ready: a closed stderr swallows messages, and what a stream cannot encode is escaped."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # for as long as the process lives
+    if sys.stdout is None:
+        raise SottovoceError(f"stdout is closed; {RULE}; {REMEDY}")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
-def print_sentence(line: str = "") -> None:
-    """A line below a table."""
-    if not verbosity.csv:
-        print_line(line)
-    elif line:
+def close_streams() -> None:
+    """Before the process ends: let go of what can be written nowhere, or the interpreter would fail on it."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                _discard(stream)
+
+
+def _discard(stream: TextIO) -> None:
+    """Send what a stream still holds, and what comes after it, nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def print_line(line: str = "") -> None:
+    """Print on stdout; a line may have line ends of its own, and nothing else that cannot be seen."""
+    show_status("")
+    try:
+        sys.stdout.write("\n".join(map(visible, line.split("\n"))) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise file_error("stdout", error, RULE, REMEDY) from None
+
+
+def print_message(line: str) -> None:
+    """Print on stderr."""
+    with _writing:
+        show_status("")
+        _write_to_stderr(visible(line) + "\n")
+
+
+def show_status(line: str) -> None:
+    """A line on stderr, a terminal, that is gone before anything else is printed; without words the last one goes."""
+    global _status
+    with _writing:
+        if line or _status:
+            _write_to_stderr(EMPTY_LINE + visible(line)[: shutil.get_terminal_size().columns - 1])
+        _status = line
+
+
+def _write_to_stderr(text: str) -> None:
+    """Where nobody can read it, nothing happens."""
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        _discard(sys.stderr)
+
+
+def print_note(line: str) -> None:
+    """A message beside the answer, unless none is wanted."""
+    if not verbosity.quiet:
+        print_message(line)
+
+
+def print_remark(line: str) -> None:
+    """A message beside a table; a JSON document says by itself all that there is to say."""
+    if not verbosity.json:
         print_note(line)
 
 
-def show_findings(findings: Sequence[str], as_json: bool) -> None:
-    """What speaks against a run, on stdout and before everything else; a JSON document holds it by itself."""
-    for line in () if as_json else findings:
-        print_sentence(f"Finding: {line}")
+def print_sentence(line: str = "") -> None:
+    """A line below a table, where one is printed."""
+    if not (verbosity.csv or verbosity.json):
+        print_line(line)
+    elif line:
+        print_remark(line)
+
+
+def print_sentences(lines: Iterable[str]) -> None:
+    """Lines below a table."""
+    for line in lines:
+        print_sentence(line)
+
+
+def answer(document: Mapping[str, object], table: Table, *after: str) -> None:
+    """All that a command prints on stdout: a JSON document, or a table, its first row the heading, and lines below."""
+    if verbosity.json:
+        print_line(json.dumps(document))
+    if table:
+        show(table)
+    print_sentences(after)
+
+
+def show_findings(findings: Sequence[str]) -> None:
+    """What speaks against a run, on stdout and before everything else."""
+    print_sentences(f"Finding: {line}" for line in findings)
 
 
 def show(table: Table) -> None:
-    """A table as wide as it has to be: a figure is never cut off. Or as CSV."""
-    if verbosity.csv:
+    """A table as wide as it has to be: a figure is never cut off. Or as CSV; nothing beside a JSON document."""
+    if verbosity.csv and not verbosity.json:
         rows = table if any(table[0]) else table[1:]
         print_line(table_text([[visible(cell) for cell in row] for row in rows]).rstrip("\n"))
-        return
-    for line in aligned(table):
-        print_line(line)
+    elif not verbosity.json:
+        print_line("\n".join(aligned(table)))
 
 
 def aligned(table: Table) -> list[str]:
     """The lines of a table, numbers and short words to the right."""
-    heading, *rows = table = [[visible(cell) for cell in row] for row in table]
-    widths = [max(len(row[column]) for row in table) for column in range(len(heading))]
-    right = [
-        number > 0 and all(row[number][:1].isdigit() or len(row[number]) < 12 for row in rows)
-        for number in range(len(heading))
-    ]
-    lines = []
-    for row in table if any(heading) else rows:
-        cells = (
-            cell.rjust(width) if figures else cell.ljust(width)
-            for cell, width, figures in zip(row, widths, right, strict=True)
-        )
-        lines.append("  ".join(cells).rstrip())
-    return lines
+    table = [[visible(cell) for cell in row] for row in table]
+    columns = []
+    for number, (heading, *cells) in enumerate(zip(*table, strict=True)):
+        width = max(map(len, (heading, *cells)))
+        right = number > 0 and all(cell[:1].isdigit() or len(cell) < 12 for cell in cells)
+        columns.append([cell.rjust(width) if right else cell.ljust(width) for cell in (heading, *cells)])
+    lines = ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
+    return lines if any(table[0]) else lines[1:]
 
 
 def facts(values: Mapping[str, object]) -> Table:
@@ -111,197 +183,3 @@ def facts(values: Mapping[str, object]) -> Table:
 def short(value: object) -> str:
     """A value for reading."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def print_note(line: str) -> None:
-    """A message beside the answer."""
-    if not verbosity.quiet:
-        print_message(line)
-
-
-@contextmanager
-def telling_when_stopped(words: Callable[[], str], *, at_once: bool = True) -> Iterator[None]:
-    """On Ctrl-C says what was done until then, and what is kept of it.
-
-    What is in the middle of a long computation then is left there, and the process ends; not where something has to
-    be saved first, which is not done `at_once`.
-    """
-
-    def last_words() -> str:
-        cleared = CLEAR_LINE if verbosity.shows_progress else ""
-        return cleared + ("" if verbosity.quiet else f"sotto: {visible(words())}\n")
-
-    try:
-        with ends_when_stopped(last_words=last_words) if at_once else nullcontext():
-            yield
-    except KeyboardInterrupt:
-        print_note(f"sotto: {words()}")
-        raise
-
-
-@contextmanager
-def show_elapsed(what: str) -> Iterator[Activity]:
-    """During work of unknown length: shows on a terminal how long it has taken, once that is two seconds.
-
-    Also how far it is, where those who do it count. Yields what was heard of that.
-    """
-    with _timed(what) as work, progress_heard(work.hear):
-        if not verbosity.shows_progress:
-            yield work
-            return
-        done = threading.Event()
-        ticker = threading.Thread(target=_tick, args=(work, done), daemon=True)
-        ticker.start()
-        try:
-            yield work
-        finally:
-            done.set()
-            ticker.join()
-
-
-def _tick(work: Activity, done: threading.Event) -> None:
-    wait, shown = PATIENCE, ""
-    while not done.wait(wait):
-        line = work.line().removeprefix("sotto: ")
-        print_message(line.ljust(len(shown)), end="\r")
-        wait, shown = 1.0, line
-    if shown:
-        print_message(" " * len(shown), end="\r")
-
-
-@contextmanager
-def _timed(what: str) -> Iterator[Activity]:
-    """Some work that lines on stderr tell of; prints with --verbose how long it took."""
-    with activity(what) as work:
-        yield work
-    if verbosity.verbose:
-        print_message(f"sotto: {what}: {time.monotonic() - work.begun:.2f} s")
-
-
-@contextmanager
-def narrated(command: str) -> Iterator[None]:
-    """Where stderr is no terminal: a line now and then while a command takes long."""
-    if verbosity.quiet or sys.stderr is None or sys.stderr.isatty() or os.environ.get("RANK", "0") != "0":
-        yield
-        return
-    with activity(command), lines_written(print_message):
-        yield
-
-
-@contextmanager
-def progress(
-    what: str, *, rate: bool = False, first: str = "", note: Callable[[int], str] | None = None
-) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, on request with rounds a second and a note; where it is no terminal, lines.
-
-    `first` is what is done before anything is counted, unless those who do it say what it is.
-    """
-    with _timed(what) as work, progress_heard(_until_counted(work)), _bar(work, partial(_pace, work, rate, note)):
-        work.part = first
-        yield work.tell
-
-
-def _until_counted(work: Activity) -> Callable[[str, float, int], None]:
-    """Hears of what comes before anything of the whole is counted; what is a part of that is not told of."""
-
-    def hear(part: str, done: float, total: int) -> None:
-        if work.part or not work.total:
-            work.hear(part, done, total)
-
-    return hear
-
-
-def _pace(work: Activity, rate: bool, note: Callable[[int], str] | None) -> str:
-    """How fast the whole is, where that is asked for, and a note about how far it is."""
-    if work.part or not work.total:
-        return ""
-    pace = "" if not rate or work.rate is None else f"{work.rate:.1f} rounds/s"
-    return ", ".join(filter(None, (pace, "" if note is None else note(int(work.done)))))
-
-
-@contextmanager
-def progress_kept(what: str, kept: Callable[[int], str]) -> Iterator[Callable[[int, int], None]]:
-    """`progress`; on Ctrl-C says how far it was, and what is kept of so many."""
-    reached, count = f"before the first of the {what}", 0
-
-    def both(done: int, total: int) -> None:
-        nonlocal reached, count
-        reached, count = f"after {done:,} of {total:,} {what}", done
-        tell(done, total)
-
-    with telling_when_stopped(lambda: f"stopped {reached}. {kept(count)}"), progress(what) as tell:
-        yield both
-
-
-@contextmanager
-def _bar(work: Activity, note: Callable[[], str]) -> Iterator[None]:
-    """On a terminal: what is done, a bar, how much of it, and a note, as the activity tells them."""
-    if not verbosity.shows_progress:
-        yield
-        return
-    from rich.console import Console
-    from rich.progress import Progress, ProgressColumn, Task
-    from rich.progress_bar import ProgressBar
-    from rich.table import Column
-    from rich.text import Text
-
-    console = Console(stderr=True)
-
-    class Words(ProgressColumn):
-        def __init__(self, words: Callable[[], str]) -> None:
-            self._words = words
-            super().__init__(Column(no_wrap=True))
-
-        def render(self, task: Task) -> Text:
-            return Text(self.text)
-
-        @property
-        def text(self) -> str:
-            return visible(self._words())
-
-    class Bar(ProgressColumn):
-        def render(self, task: Task) -> ProgressBar:
-            room = console.width - sum(len(column.text) + 1 for column in (before, after))
-            total = work.total or None
-            width = max(SHORTEST_BAR, min(LONGEST_BAR, room))
-            return ProgressBar(total, work.done, width=width, pulse=total is None, animation_time=task.get_time())
-
-    before = Words(lambda: ": ".join(filter(None, (work.what, work.part))))
-    after = Words(lambda: ", ".join(filter(None, (work.how_far, note()))))
-    with Progress(before, Bar(), after, console=console, transient=True) as bar:
-        bar.add_task(work.what, total=None)
-        yield
-
-
-@contextmanager
-def gap_shown(target: float) -> Iterator[Callable[[float], None]]:
-    """The gap on stderr while a search takes longer than two seconds; where it is no terminal, for its lines."""
-    shown = verbosity.shows_progress
-
-    reached = math.inf
-
-    def tell(gap: float) -> None:
-        nonlocal reached
-        reached = gap
-        work.part = f"gap {gap:.2e}, until {target:g}"
-        if shown and time.monotonic() - work.begun > PATIENCE:
-            print_message(f"gap {gap:.2e}, until {target:g}   ", end="\r")
-
-    with _timed("search for the best correlation") as work, telling_when_stopped(lambda: _stopped_at(reached)):
-        try:
-            yield tell
-        finally:
-            if shown:
-                print_message(" " * 40, end="\r")
-
-
-def _stopped_at(gap: float) -> str:
-    if not math.isfinite(gap):
-        return "stopped before a first solution. Nothing is kept."
-    return f"stopped at a gap of {gap:.1e}. Nothing is kept; --gap {_rounded_up(gap)} ends there."
-
-
-def _rounded_up(gap: float) -> str:
-    """A gap with two digits, not below it."""
-    text = f"{gap:.1e}"
-    return text if float(text) >= gap else f"{gap * 1.05:.1e}"

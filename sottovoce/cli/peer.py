@@ -2,15 +2,29 @@
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sottovoce.cli.app import app
+from sottovoce.cli.ledger import lineage_document, lineage_lines, lineage_table
 from sottovoce.cli.options import Json, Yes
-from sottovoce.cli.output import Table, answer, facts, print_note, progress, show_elapsed
+from sottovoce.cli.output import (
+    Table,
+    aligned,
+    answer,
+    facts,
+    print_note,
+    print_remark,
+    print_sentence,
+    print_sentences,
+    show,
+    verbosity,
+)
+from sottovoce.cli.progress import activity
 from sottovoce.errors import InputError, PeerLost
 from sottovoce.privacy.rounding import round_up
 from sottovoce.support.limits import size_text
@@ -20,6 +34,8 @@ if TYPE_CHECKING:
     from sottovoce.federation.agreement import Agreement
     from sottovoce.federation.checking import Checks
     from sottovoce.federation.guarantees import AgreedGuarantees
+    from sottovoce.federation.member_folder import MemberStatus
+    from sottovoce.federation.rehearsal import MemberProgress
     from sottovoce.learning.tables import Table as MemberRows
     from sottovoce.support.config import Document
     from sottovoce.support.json_numbers import JSON
@@ -42,6 +58,9 @@ SUMS_FAIL = (
     "a sum fails at one member and not at another, their models diverge from each other, which costs accuracy but no "
     "privacy: see docs/missing-members.md."
 )
+
+DELTA = 1e-5
+"""At which figures of a lineage without a budget are shown, as sotto ledger does."""
 
 RANGE_IN_DEVIATIONS = 10
 """A range is narrow if it is less than this many standard deviations of the noise in models."""
@@ -86,9 +105,8 @@ def init(
         "name": member.name, "address": member.address, "listen": member.listen, "folder": str(folder),
         "public_file": str(public), "fingerprint": member.spoken_fingerprint,
     }  # fmt: skip
-    answer(shown, as_json, [["", ""], *([key.replace("_", " "), _word(value)] for key, value in shown.items())])
-    if not as_json:
-        print_note(f"Give {public} to the others, and never {folder}. Compare fingerprints by telephone.")
+    answer(shown, [["", ""], *([key.replace("_", " "), _word(value)] for key, value in shown.items())])
+    print_remark(f"Give {public} to the others, and never {folder}. Compare fingerprints by telephone.")
 
 
 @peer.command()
@@ -113,23 +131,23 @@ def agree(
         raise InputError(f"{out} exists", "an agreement is never overwritten", "name another file with --out")
     from sottovoce.federation.guarantees import agreed_guarantees  # after what is quick: it takes seconds
 
-    with show_elapsed("what the agreement guarantees"), ends_when_stopped():
+    with activity("what the agreement guarantees"), ends_when_stopped():
         guarantees = agreed_guarantees(agreement)
     write_text(out, agreement.toml())
     edges = "1 edge" if agreement.graph.edges == 1 else f"{agreement.graph.edges} edges"
     answer(
-        _agreement_document(agreement, guarantees, out), as_json, _members_table(agreement, guarantees), "",
+        _agreement_document(agreement, guarantees, out), _members_table(agreement, guarantees), "",
         f"{out}: {agreement.name}, {len(agreement.members)} members, {edges}",
         f"hash {agreement.hash}", guarantees.sentence,
     )  # fmt: skip
-    if not as_json and guarantees.members:
-        print_note("What a member can learn alone holds if all of them follow the agreement: see docs/peers.md.")
+    if guarantees.members:
+        print_remark("What a member can learn alone holds if all of them follow the agreement: see docs/peers.md.")
     least, most = agreement.message_range
-    if not as_json and RANGE_IN_DEVIATIONS * guarantees.noise_in_models > min(-least, most):
-        print_note(RANGE_IS_NARROW.format(noise=guarantees.noise_in_models, least=least, most=most))
-    if not as_json and agreement.has_secure_sums:
-        print_note(SUMS_ASSUME)
-        print_note(SUMS_FAIL.format(missing=_failing_sums(agreement)))
+    if RANGE_IN_DEVIATIONS * guarantees.noise_in_models > min(-least, most):
+        print_remark(RANGE_IS_NARROW.format(noise=guarantees.noise_in_models, least=least, most=most))
+    if agreement.has_secure_sums:
+        print_remark(SUMS_ASSUME)
+        print_remark(SUMS_FAIL.format(missing=_failing_sums(agreement)))
 
 
 def _failing_sums(agreement: "Agreement") -> str:
@@ -165,10 +183,10 @@ def _show_unconfirmed(path: Path, folder: Path, agreement: "Agreement") -> None:
 
     if is_confirmed(folder, agreement):
         return
-    print_note("With secure sums every member compares every fingerprint with its owner, for example by telephone:")
+    print_remark("With secure sums every member compares every fingerprint with its owner, for example by telephone:")
     for name, fingerprint in fingerprints(agreement).items():
-        print_note(f"  {name}  {fingerprint}")
-    print_note(f"If all of them are right, type: sotto peer check {path} --folder {folder} --confirmed")
+        print_remark(f"  {name}  {fingerprint}")
+    print_remark(f"If all of them are right, type: sotto peer check {path} --folder {folder} --confirmed")
 
 
 AgreementFile = Annotated[Path, typer.Argument(help="The agreement, as sotto peer agree wrote it.")]
@@ -203,9 +221,8 @@ def check(
     identity = load_identity(folder)
     number, settings = member_number(agreed, identity), read_member_settings(folder)
     _confirm(folder, agreed, confirmed)
-    if not as_json:
-        _show_unconfirmed(agreement, folder, agreed)
-    with show_elapsed("reaching neighbours"):
+    _show_unconfirmed(agreement, folder, agreed)
+    with activity("reaching neighbours"):
         found = check_neighbours(
             identity,
             agreed,
@@ -214,7 +231,7 @@ def check(
             wait=wait,
             settings=LinkSettings(through_proxy=settings.through_proxy),
         )
-    answer(_checks_document(agreed, found), as_json, _checks_table(found))
+    answer(_checks_document(agreed, found), _checks_table(found))
     if identity.member.listen and not found.answered:
         print_note(
             "Another process, perhaps sotto peer join, listens at this member's port: this check asked, and did not "
@@ -270,9 +287,9 @@ def join(
                 f"{table.clipped:,} numbers of this table lie outside the ranges of their columns and were clipped."
             )
         try:
-            with event_log(log, print_note) as event, progress(agreed.name, rate=True, first="preparing") as tell:
+            with event_log(log, print_note) as event, activity(agreed.name, first="preparing") as work:
                 result = join_federation(
-                    identity, agreed, table, settings, resume=resume, watch=Watch(tell, event), file=agreement
+                    identity, agreed, table, settings, resume=resume, watch=Watch(work.tell, event), file=agreement
                 )
         except KeyboardInterrupt:
             print_note(f"To go on, type {_resuming_line(agreement, given)}")
@@ -280,7 +297,7 @@ def join(
         except PeerLost as lost:
             raise PeerLost(f"{lost}; here, type {_resuming_line(agreement, given)}") from None
         alone = _own_baseline(agreed, identity.member.name, table, Path(result["folder"])) if baselines else {}
-    answer(result, as_json, _result_table(result, alone))
+    answer(result, _result_table(result, alone))
 
 
 def _own_baseline(agreed: "Agreement", name: str, table: "MemberRows", folder: Path) -> dict[str, str]:
@@ -290,7 +307,7 @@ def _own_baseline(agreed: "Agreement", name: str, table: "MemberRows", folder: P
     from sottovoce.run.baselines import write_own_baseline
     from sottovoce.run.layout import RunFiles
 
-    with show_elapsed("training alone"), ends_when_stopped():
+    with activity("training alone"), ends_when_stopped():
         found = write_own_baseline(RunFiles(folder), agreed.experiment, {name: table}, name)
         write_page_of(folder, again=True)
     return baseline_rows(found)
@@ -412,3 +429,147 @@ def _agreement_document(agreement: "Agreement", guarantees: "AgreedGuarantees", 
         **{key: guarantees.document[key] for key in ("sigma", "sensitivity", "adjacency", "delta")},
         **{key: guarantees.document[key] for key in ("headline", "covers")},
     }  # fmt: skip
+
+
+# --- how far members are, and what they have spent --------------------------------------------------------------------
+
+
+@peer.command()
+def status(folder: Folder = Path("peer"), as_json: Json = False) -> None:
+    """Show what this member has done and spent, also while it takes part. Example: sotto peer status --folder peer"""
+    require_peers()
+    from sottovoce.federation.member_folder import LEDGER, member_status
+
+    found = member_status(folder)
+    answer(_status_document(found), _runs_table(found))
+    print_sentences(_now(found))
+    for lineage in found.lineages:
+        at = DELTA if lineage.budget is None else lineage.budget.delta
+        print_sentence()
+        show(lineage_table(lineage, at))
+        print_sentences(lineage_lines(lineage, at, folder / LEDGER))
+
+
+def _runs_table(found: "MemberStatus") -> Table:
+    table = [["run", "rounds", "epsilon spent", "planned", "heard last", "missing", "folder"]]
+    for run in found.runs:
+        figures = [_epsilon(figure) for figure in (run.epsilon_spent, run.epsilon_planned)]
+        rounds = f"{run.rounds} of {run.agreement.training.rounds}"
+        table.append([run.agreement.name, rounds, *figures, _named(run.heard), _named(run.missing), str(run.folder)])
+    return table
+
+
+def _now(found: "MemberStatus") -> "Iterator[str]":
+    """Of each run that has not ended, of which round attendance is, and when that was; and whether a process is at it.
+
+    A member that is gone was heard in the last round that ended: that it is missing shows when the next one does.
+    """
+    for run in found.runs:
+        if run.last_step is not None and not run.finished:
+            when = f"{run.last_step:%Y-%m-%d %H:%M:%S} UTC"
+            yield f"{run.agreement.name}: heard and missing are about round {run.rounds - 1}, which ended at {when}."
+    if any(not run.finished for run in found.runs):
+        yield (
+            f"A process takes part for {found.member.name}. Its screen and its log show whom it is waiting for."
+            if found.running
+            else f"No process takes part for {found.member.name} now. To go on, use sotto peer join ... --resume."
+        )
+
+
+def _status_document(found: "MemberStatus") -> "dict[str, JSON]":
+    from sottovoce.support.json_numbers import to_json
+
+    runs: list[JSON] = [
+        {
+            "name": run.agreement.name, "agreement": run.agreement.hash, "folder": str(run.folder),
+            "finished": run.finished, "round": run.rounds, "rounds": run.agreement.training.rounds,
+            "epsilon_spent": to_json(run.epsilon_spent), "epsilon_planned": to_json(run.epsilon_planned),
+            "heard": list(run.heard), "missing": list(run.missing),
+            "last_step": None if run.last_step is None else run.last_step.isoformat(timespec="seconds"),
+        }
+        for run in found.runs
+    ]  # fmt: skip
+    lineages: list[JSON] = [lineage_document(lineage, DELTA) for lineage in found.lineages]
+    return {"member": found.member.name, "running": found.running, "runs": runs, "lineages": lineages}
+
+
+@peer.command()
+def rehearse(
+    agreement: Annotated[Path, typer.Argument(help="An agreement, or the settings for one.")],
+    data: Annotated[Path, typer.Option(help="Folder with a table for each member, named after the member.")],
+    out: Annotated[Path, typer.Option(help="New folder for the members' folders.")] = Path("rehearsal"),
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Run all members on this machine, each in a process of its own, with throw-away keys.
+
+    Example: sotto peer rehearse agreement.toml --data tables
+    """
+    require_peers()
+    from sottovoce.support.json_numbers import to_json
+
+    with _shown_progress() as tell:
+        from sottovoce.federation.rehearsal import rehearse as rehearse_members
+
+        agreed, found = rehearse_members(agreement, data, out, tell)
+    members: list[JSON] = [
+        {
+            "name": one.name, "rows": one.rows, "round": one.rounds, "metric": one.metric, "value": one.value,
+            "epsilon_spent": to_json(one.epsilon), "heard": list(one.heard), "missing": list(one.missing),
+        }
+        for one in found
+    ]  # fmt: skip
+    document = {"name": agreed.name, "rounds": agreed.training.rounds, "folder": str(out), "members": members}
+    answer(document, _rehearsal_table(agreed, found))
+    print_remark(f"Own figures are on each member's held-out rows. Folder: {out}; its keys are removed.")
+
+
+def _rehearsal_table(agreement: "Agreement", found: "Sequence[MemberProgress]") -> Table:
+    metric = next((one.metric for one in found if one.metric is not None), "accuracy")
+    table = [["member", "round", f"own {metric}", "epsilon spent", "missing", "heard", "rows"]]
+    for one in found:
+        value = "" if one.value is None else f"{one.value:.3f}"
+        rounds = f"{one.rounds} of {agreement.training.rounds}"
+        if one.rounds == 0:
+            rounds = "waiting" if one.ready else "preparing"
+        epsilon = _epsilon(one.epsilon) if one.rounds else ""
+        table.append([one.name, rounds, value, epsilon, _named(one.missing), str(len(one.heard)), f"{one.rows:,}"])
+    return table
+
+
+def _fitting(table: Table, width: int) -> list[str]:
+    """The lines of a table for a terminal: of a narrow one, columns from the left that fit, the first two always."""
+    for columns in range(len(table[0]), 1, -1):
+        lines = aligned([row[:columns] for row in table])
+        if max(map(len, lines)) < width:
+            break
+    return [line[: width - 1] for line in lines]
+
+
+@contextmanager
+def _shown_progress() -> "Iterator[Callable[[Agreement, Sequence[MemberProgress]], None]]":
+    """On a terminal, the table as it fills; elsewhere, for lines now and then, how far the slowest member is."""
+    if not verbosity.shows_progress:
+        with activity("rehearsal") as work:
+            yield lambda agreement, found: work.tell(min(one.rounds for one in found), agreement.training.rounds)
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    with Live(Text("Members are being started."), console=console, transient=True) as live:
+
+        def tell(agreement: "Agreement", found: "Sequence[MemberProgress]") -> None:
+            lines = _fitting(_rehearsal_table(agreement, found), console.width)
+            live.update(Text("\n".join([*lines, "Ctrl-C ends them"]), no_wrap=True))
+
+        yield tell
+
+
+def _epsilon(figure: float | None) -> str:
+    return "none is proven" if figure is None else round_up(figure)
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"

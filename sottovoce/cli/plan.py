@@ -28,26 +28,19 @@ from sottovoce.cli.options import (
     Yes,
     offering,
 )
-from sottovoce.cli.output import PATIENCE, answer, print_note, progress_kept, show_elapsed, verbosity
-from sottovoce.cli.progress_lines import activity
+from sottovoce.cli.output import answer, print_line, print_note, verbosity
+from sottovoce.cli.progress import PATIENCE, activity, progress_kept
 from sottovoce.cli.run_files import code_beside
-from sottovoce.cli.terminal import print_line
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import sigma_text
 from sottovoce.support.own_code import code_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from sottovoce.planning.question import Question
     from sottovoce.planning.ranking import Entry, Plan
-
-
-def _algorithms() -> "Iterable[str]":
-    from sottovoce.planning.asked_plan import planned_algorithms
-
-    return planned_algorithms()
 
 
 SERVED_WITH = ("serve", "port", "graph")
@@ -71,7 +64,10 @@ def plan_(
     and_final_models: AndFinalModels = "none",
     algorithm: Annotated[
         list[str] | None,
-        typer.Option(help="Only this algorithm; may be repeated.", autocompletion=offering(_algorithms)),
+        typer.Option(
+            help="Only this algorithm; may be repeated.",
+            autocompletion=offering("planning.asked_plan:planned_algorithms"),
+        ),
     ] = None,
     weights: SuitedWeights = None,
     convex: Convex = False,
@@ -111,7 +107,7 @@ def plan_(
                 "write sotto plan RUN.toml, or give all three",
             )  # fmt: skip
         held = parse_records(records)
-        with show_elapsed(f"reading {graph}"):
+        with activity(f"reading {graph}"):
             network = build(graph)
         question = Question(
             graph=network, rounds=rounds, epsilon=epsilon, delta=delta, dimension=dimension,
@@ -125,7 +121,7 @@ def plan_(
     if not found.ranked:
         reasons = "; ".join(dict.fromkeys(one.reason for one in found.refused))
         raise Unaccountable(f"no algorithm meets epsilon {question.epsilon:g} against {question.view}: {reasons}")
-    answer(_document(found), as_json, found.table(), *_words(found))
+    answer(_document(found), found.table(), *_words(found))
 
 
 def _serve(context: typer.Context, graph: str, port: int) -> None:

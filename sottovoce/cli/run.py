@@ -4,7 +4,6 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -13,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sottovoce.cli.app import app, explained, fail
-from sottovoce.cli.options import Code, Json, Yes
-from sottovoce.cli.output import Table, answer, facts, print_note, progress, telling_when_stopped, verbosity
-from sottovoce.cli.progress_lines import activity
+from sottovoce.cli.options import Changes, Code, Data, Jobs, Json, Track, Yes
+from sottovoce.cli.output import Table, answer, facts, print_note, print_remark, verbosity
+from sottovoce.cli.progress import activity, telling_when_stopped
 from sottovoce.cli.run_files import code_beside, is_agreement, settings_document
-from sottovoce.cli.tracking import Track, tracked_live, wanted_trackers, write_tracked
+from sottovoce.cli.tracking import tracked_live, wanted_trackers, write_tracked
 from sottovoce.distributed.launch import place_among_ranks
 from sottovoce.errors import InputError, PeerLost, SottovoceError
 from sottovoce.privacy.rounding import round_up
@@ -40,16 +39,11 @@ BEFORE = "starting"
 @app.command()
 def run(
     file: Annotated[Path, typer.Argument(help="A TOML file: settings (see docs/run.md) or an agreement.")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change a setting, for example training.rounds=50; may be repeated."),
-    ] = None,
+    settings: Changes = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an unfinished run.")] = False,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder of data sets; default: SOTTOVOCE_DATA.")] = None,
+    data: Data = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for runs.")] = Path("runs"),
-    jobs: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Number of runs of a sweep at once; default: one per core.")
-    ] = None,
+    jobs: Jobs = None,
     only: Annotated[str | None, typer.Option(help="Only the runs of a sweep whose names contain this.")] = None,
     processes: Annotated[
         int | None, typer.Option(min=1, max=256, help="Spread the nodes of one run over this many processes.")
@@ -78,7 +72,6 @@ def run(
         data=data,
         out=out,
         resume=resume,
-        as_json=as_json,
         ledger=_ledger_file(ledger, lineage),
         trackers=tuple(wanted_trackers(trackers)),
     )
@@ -120,7 +113,6 @@ class Execution:
     data: Path | None
     out: Path
     resume: bool
-    as_json: bool
     ledger: "LedgerFile | None"
     trackers: "tuple[Tracker, ...]" = ()
 
@@ -186,14 +178,14 @@ def _run_one(experiment: "Experiment", how: Execution, baselines: bool) -> None:
     folder = how.out / experiment.name
     with (
         telling_when_stopped(lambda: _what_is_kept(folder), at_once=False),
-        progress(experiment.name, rate=True, first=BEFORE, note=_spent_text(folder)) as tell,
+        activity(experiment.name, first=BEFORE, note=_spent_text(folder)) as work,
     ):
         from sottovoce.run.execute import run_experiment
         from sottovoce.run.run_documents import RunDocuments, read_runs
 
         before = _finished([experiment], how.out)
         ended = list[RunDocuments]()
-        with tracked_live(folder, how.trackers, how.out, tell, how.as_json) as after_round:
+        with tracked_live(folder, how.trackers, how.out, work.tell) as after_round:
             run_experiment(
                 experiment, folder, data=how.data, resume=how.resume, progress=after_round, ledger=how.ledger,
                 on_end=ended.append,
@@ -205,7 +197,7 @@ def _run_one(experiment: "Experiment", how: Execution, baselines: bool) -> None:
 
             run = replace(run, baselines=write_baselines(RunFiles(folder), experiment, how.data))
     _finish(run, how)
-    _note_read(before, how.as_json)
+    _note_read(before)
 
 
 def _what_is_kept(folder: Path) -> str:
@@ -227,11 +219,11 @@ def _finished(experiments: "Iterable[Experiment]", out: Path) -> list[Path]:
     return [folder for folder in folders if RunFiles(folder).result.is_file()]
 
 
-def _note_read(folders: list[Path], as_json: bool) -> None:
+def _note_read(folders: list[Path]) -> None:
     """Say of figures that were read how far they were checked: the folder may be from somebody else."""
-    if folders and not as_json:
+    if folders:
         which = str(folders[0]) if len(folders) == 1 else f"{len(folders)} runs"
-        print_note(
+        print_remark(
             f"Finished before, and only read: {which}. Files were checked against each other and the settings, and "
             "guarantees were not computed again; sotto compare does that."
         )
@@ -264,7 +256,7 @@ def _finish(run: "RunDocuments", how: Execution) -> None:
     from sottovoce.report.page import write_page_of
 
     write_page_of(run, again=False)
-    answer(run.result, how.as_json, [] if how.as_json else _facts(run))
+    answer(run.result, _facts(run))
 
 
 def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, how: Execution) -> None:
@@ -285,8 +277,8 @@ def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, 
             note = _spent_text(how.out / experiment.name)
             folder, trackers = how.out / experiment.name, how.trackers if leads else ()
             with (
-                progress(experiment.name, rate=True, first=BEFORE, note=note) if leads else nullcontext() as tell,
-                tracked_live(folder, trackers, how.out, tell, how.as_json) as after_round,
+                activity(experiment.name if leads else "", first=BEFORE, note=note) as work,
+                tracked_live(folder, trackers, how.out, work.tell) as after_round,
             ):
                 run_experiment(
                     experiment, folder, data=how.data, resume=how.resume, progress=after_round, coordinator=ranks,
@@ -304,7 +296,7 @@ def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, 
             raise SystemExit(code) from None
     if leads:
         _finish(ended[0] if ended else read_runs([how.out / experiment.name])[0], how)
-        _note_read(before, how.as_json)
+        _note_read(before)
 
 
 def _run_in_processes(file: Path, settings: list[str], processes: int, timeout: float, how: Execution) -> None:
@@ -325,7 +317,7 @@ def _run_in_processes(file: Path, settings: list[str], processes: int, timeout: 
     arguments += ["--data", str(how.data)] if how.data is not None else []
     arguments += ["--resume"] if how.resume else []
     arguments += ["--code", str(code_folder())] if code_folder() is not None else []
-    arguments += ["--json"] if how.as_json else []
+    arguments += ["--json"] if verbosity.json else []
     if how.ledger is not None:
         arguments += ["--ledger", str(how.ledger.path), "--lineage", how.ledger.lineage]
     arguments += [word for tracker in how.trackers for word in ("--track", tracker)]
@@ -343,32 +335,31 @@ def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution, baselines: bool)
 
     name, about = plan.name, plan.runs[0].experiment.about
     before = _finished([run.experiment for run in plan.runs], how.out)
-    with progress(name) as tell:
-        finished = run_experiments(plan.runs, how.out, data=how.data, resume=how.resume, jobs=jobs, progress=tell)
+    with activity(name) as work:
+        finished = run_experiments(plan.runs, how.out, data=how.data, resume=how.resume, jobs=jobs, progress=work.tell)
     if baselines:
         from sottovoce.run.baselines import with_baselines
 
-        with progress("baselines") as tell:
-            finished = with_baselines(finished, how.out, data=how.data, jobs=jobs, progress=tell)
+        with activity("baselines") as work:
+            finished = with_baselines(finished, how.out, data=how.data, jobs=jobs, progress=work.tell)
     page = write_results(how.out / name, name, about, finished, plan.command)
     rows = sweep_rows(finished)
     if how.trackers:
         from sottovoce.run.run_documents import read_runs
 
-        write_tracked(read_runs([how.out / name]), how.trackers, how.out, how.as_json)
+        write_tracked(read_runs([how.out / name]), how.trackers, how.out)
     answered = {"name": name, "page": str(page), "runs": [row.document() for row in rows]}
     if plan.attacks:
         from sottovoce.attacks.on_sweeps import attack_rows
         from sottovoce.report.attack_report import write_attacks
 
-        with progress("attacks") as tell:
-            attacked = attack_rows(rows, plan.attacks, how.out, data=how.data, progress=tell)
+        with activity("attacks") as work:
+            attacked = attack_rows(rows, plan.attacks, how.out, data=how.data, progress=work.tell)
         answered["attacks"] = str(write_attacks(how.out / name, name, about, attacked, plan.command))
     averaged = final_average_text(run.experiment.metrics.final_rounds for run in plan.runs)
-    answer(answered, how.as_json, _table(rows), *([f"Test figures: {averaged}."] if averaged else []))
-    if not how.as_json:
-        print_note(f"Page: {' and '.join(str(answered[key]) for key in ('page', 'attacks') if key in answered)}")
-    _note_read(before, how.as_json)
+    answer(answered, _table(rows), *([f"Test figures: {averaged}."] if averaged else []))
+    print_remark(f"Page: {' and '.join(str(answered[key]) for key in ('page', 'attacks') if key in answered)}")
+    _note_read(before)
 
 
 def _facts(run: "RunDocuments") -> Table:

@@ -3,21 +3,14 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from sottovoce.cli.output import print_note
+from sottovoce.cli.output import print_remark
 
 if TYPE_CHECKING:
     from sottovoce.report.tracking import Tracker
     from sottovoce.run.run_documents import RunDocuments
     from sottovoce.support.progress import Progress
-
-Track = Annotated[
-    list[str] | None,
-    typer.Option("--track", help="Also write runs to local files for tensorboard or mlflow; may be repeated."),
-]
 
 
 def wanted_trackers(words: list[str] | None) -> "list[Tracker]":
@@ -30,9 +23,7 @@ def wanted_trackers(words: list[str] | None) -> "list[Tracker]":
 
 
 @contextmanager
-def tracked_live(
-    folder: Path, trackers: "Sequence[Tracker]", out: Path, tell: "Progress | None", as_json: bool
-) -> "Iterator[Progress | None]":
+def tracked_live(folder: Path, trackers: "Sequence[Tracker]", out: Path, tell: "Progress") -> "Iterator[Progress]":
     """What a run calls after each round: how far it is, and each program that is named gets what was measured.
 
     A finished run, which is only read, is written as a whole.
@@ -46,8 +37,7 @@ def tracked_live(
 
     def both(done: int, total: int) -> None:
         live(done, total)
-        if tell is not None:
-            tell(done, total)
+        tell(done, total)
 
     try:
         yield both
@@ -57,20 +47,18 @@ def tracked_live(
     if not live.begun:
         from sottovoce.run.run_documents import read_runs
 
-        write_tracked(read_runs([folder]), trackers, out, as_json)
-    elif not as_json:
+        write_tracked(read_runs([folder]), trackers, out)
+    else:
         _say_where(trackers, places_of(trackers, out))
 
 
-def write_tracked(runs: "Sequence[RunDocuments]", trackers: "Sequence[Tracker]", out: Path, as_json: bool) -> None:
+def write_tracked(runs: "Sequence[RunDocuments]", trackers: "Sequence[Tracker]", out: Path) -> None:
     """Write runs for each program, and say where."""
     if trackers:
         from sottovoce.report.tracking import track
 
-        places = track(runs, trackers, out)
-        if not as_json:
-            _say_where(trackers, places)
+        _say_where(trackers, track(runs, trackers, out))
 
 
 def _say_where(trackers: "Sequence[Tracker]", places: Sequence[Path]) -> None:
-    print_note(f"Written for {', '.join(trackers)}: {', '.join(map(str, places))}")
+    print_remark(f"Written for {', '.join(trackers)}: {', '.join(map(str, places))}")

@@ -36,10 +36,11 @@ RECIPE = Path(__file__).with_name("demo.toml")
 MEMBERSHIP_ATTACK, ATTACKER = "likelihood", 0
 
 
-class ShowProgress(Protocol):
-    """Given the name of some work, a context that yields a function to report how much of it is done."""
+class Work(Protocol):
+    """Something that is being done."""
 
-    def __call__(self, what: str) -> AbstractContextManager[Callable[[int, int], None]]: ...
+    def tell(self, done: int, total: int) -> None:
+        """So much of it is done."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,9 @@ class Demonstration:
     runs: tuple[DemonstratedRun, ...]
 
 
-def demonstrate(out: Path, settings: list[str], progress: ShowProgress, *, jobs: int | None = None) -> Demonstration:
+def demonstrate(
+    out: Path, settings: list[str], show: Callable[[str], AbstractContextManager[Work]], *, jobs: int | None = None
+) -> Demonstration:
     """Train, account, attack, and write the page. What is finished is only read, what was stopped goes on."""
     check_folder(out)
     document = apply_overrides(read_settings_file(RECIPE), settings)
@@ -105,14 +108,14 @@ def demonstrate(out: Path, settings: list[str], progress: ShowProgress, *, jobs:
     if all(_is_finished(run, out) for run in runs):
         jobs = 1  # processes of their own would take longer to start than there is to read
     found: dict[str, DemonstratedRun] = {}
-    with progress("training, accounting and attacks") as tell:
+    with show("training, accounting and attacks") as work:
         for run, shown in map_in_processes(partial(_show, out=out), runs, min(jobs or WORKERS, len(runs))):
             found[run.experiment.name] = shown
-            tell(len(found), len(runs))
+            work.tell(len(found), len(runs))
     from sottovoce.report.page import write_page
 
     shown_runs = tuple(found[run.experiment.name] for run in runs)
-    with progress("page"):
+    with show("page"):
         page = write_page(out / str(document["name"]) / "report.html", [one.folder for one in shown_runs])
     return Demonstration(page, shown_runs)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sottovoce.cli import output, plan
-from sottovoce.cli.progress_lines import Activity
+from sottovoce.cli.progress import Activity
 from sottovoce.planning import candidates, planner
 from sottovoce.privacy import absorption_policy, account_cost, covering_views, kind_bounds
 from sottovoce.privacy.exact import routes

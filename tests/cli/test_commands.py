@@ -389,8 +389,8 @@ def test_quick_answers_load_nothing_heavy(lines, more):
 
 TERMINAL = (
     "import sys\n"
-    "from sottovoce.cli import output\n"
-    "output.PATIENCE = 0.0\n"
+    "from sottovoce.cli import progress\n"
+    "progress.PATIENCE, progress.BLINK = 0.0, 0.01\n"
     "sys.argv = ['sotto', *sys.argv[1:]]\n"
     "from sottovoce.cli import main\n"
     "main()\n"

@@ -18,7 +18,7 @@ import time
 
 import pytest
 
-from sottovoce.cli.peer_progress import _fitting, _rehearsal_table
+from sottovoce.cli.peer import _fitting, _rehearsal_table
 from sottovoce.errors import InputError
 from sottovoce.federation.agreement import Agreement, read_agreement
 from sottovoce.federation.assembly import read_draft

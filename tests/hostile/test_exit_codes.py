@@ -204,7 +204,7 @@ EXITS = {
 
 
 FAILURES = {
-    "cli/terminal.py": "stdout is closed",
+    "cli/output.py": "stdout is closed",
     "distributed/launch.py": "a process of the run, or of a sweep, was ended",
     "distributed/ranks.py": "sottovoce has a defect",
     "errors.py": "the disk is full, the disk fails",

@@ -6,7 +6,8 @@ import gc
 import subprocess
 import sys
 
-from sottovoce.cli.deferred_collection import FIRST, defer_collection
+from sottovoce.cli.app import FIRST_COLLECTION as FIRST
+from sottovoce.cli.app import defer_collection
 
 
 def test_the_first_collection_waits_and_later_ones_do_not():
@@ -24,7 +25,7 @@ def test_the_first_collection_waits_and_later_ones_do_not():
 
 ENDING = """
 import gc
-from sottovoce.cli.deferred_collection import defer_collection
+from sottovoce.cli.app import defer_collection
 class Last:
     def __del__(self):
         print("collected")

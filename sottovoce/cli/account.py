@@ -1,0 +1,362 @@
+"""`sotto account` and `sotto calibrate`: what a view, or every single node, learns about others."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from sottovoce.cli.account_words import (
+    declared_nodes,
+    headline_words,
+    join_distances,
+    node_lines,
+    sampled_words,
+    table_words,
+)
+from sottovoce.cli.app import app
+from sottovoce.cli.joint_account import answer_for_runs
+from sottovoce.cli.options import (
+    Code,
+    Json,
+    Setting,
+    Yes,
+    offering,
+    refuse_given,
+    settings_document,
+    with_setting,
+)
+from sottovoce.cli.output import Table, answer, facts, print_sentence, print_sentences, show, verbosity
+from sottovoce.cli.progress import Activity, activity, progress_kept, telling_when_stopped
+from sottovoce.errors import InputError, Unaccountable
+from sottovoce.privacy.rounding import round_up, sigma_text
+
+if TYPE_CHECKING:
+    from sottovoce.core.algorithm import Algorithm
+    from sottovoce.core.participation import Participation
+    from sottovoce.privacy.accountant import Account
+    from sottovoce.privacy.guarantee import Guarantee, Kind
+    from sottovoce.tracing.linear_system import LinearSystem
+
+OTHER_FORMATS = (".csv", ".tsv", ".npz", ".npy", ".parquet", ".xlsx")
+"""Names of files that promise another format than that of stored pairs."""
+
+PRINTED = 1_000_000
+"""JSON has the figures of up to so many pairs; of more they are in the file of --out only."""
+
+Kinds = Annotated[
+    list[str] | None,
+    Option(help="Only this kind of guarantee; may be repeated.", autocompletion=offering("privacy.guarantee:Kind")),
+]
+
+
+@app.command("account")
+@with_setting
+def account_(
+    setting: Setting,
+    runs: Annotated[list[Path] | None, Argument(help="Folders of runs, to account for together.")] = None,
+    sigma: Annotated[float, Option(help="Standard deviation of the noise divided by the sensitivity.")] = 1.0,
+    kind: Kinds = None,
+    optimised: Annotated[
+        bool, Option("--optimised", help="convex-training: find the tightest policy, however long it takes.")
+    ] = False,
+    published: Annotated[bool, Option("--published", help="Also show the papers' formulas, for comparison.")] = False,
+    lipschitz: Annotated[float | None, Option(help="zip-dl: L of its Assumption 5.6, for --published.")] = None,
+    all_pairs: Annotated[
+        bool, Option("--all-pairs", help="Take every node as the attacker, and draw a heat map.")
+    ] = False,
+    sample: Annotated[
+        int | None, Option(min=1, help="--all-pairs: only this many attackers, drawn at random with --seed.")
+    ] = None,
+    out: Annotated[Path | None, Option(help="--all-pairs: file to store figures in and to resume from.")] = None,
+    data: Annotated[Path | None, Option(help="With RUN and --view: folder of the files that the run names.")] = None,
+    code: Code = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Show what a view can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
+    from sottovoce.privacy.accountant import account
+    from sottovoce.privacy.guarantee import Kind, PrivacyFigure
+    from sottovoce.privacy.sampled_batches import better_figure, sampled_figure
+
+    own: dict[str, object] = {"--kind": kind, "--optimised": optimised, "--published": published}
+    of_pairs = {"--out": out, "--sample": sample}
+    if runs:
+        given: dict[str, object] = {
+            "--sigma": sigma != 1.0,
+            **own,
+            "--lipschitz": lipschitz is not None,
+            "--all-pairs": all_pairs,
+        }
+        refuse_given(
+            {**given, **of_pairs}, "runs have settings of their own", "keep --view and --delta", beside=" with runs"
+        )
+        _check_folders(runs)
+        answer_for_runs(runs, setting, data)
+        return
+    refuse_given(
+        {"--data": data}, "--data is the folder of the files that a run names", "name the folder of a run",
+        beside=" without a run",
+    )  # fmt: skip
+    refuse_given(
+        {"--code": code}, "--algorithm FILE.py:NAME is looked for in the current folder", "leave it out",
+        beside=" without a run",
+    )  # fmt: skip
+    kinds = _asked_kinds(kind, published)
+    published = Kind.AS_PUBLISHED in kinds
+    if all_pairs:
+        others: dict[str, object] = {
+            "--view": setting.view != "everyone",
+            "--and-final-models": setting.and_final_models != "none",
+        }
+        others |= {"--convex": setting.convex, "--victim": setting.victim, "--within": setting.within}
+        refuse_given(
+            {**own, **others, "--records": setting.records}, "--all-pairs is about every node, by fixed streams",
+            "drop one", beside=" with --all-pairs",
+        )  # fmt: skip
+    else:
+        refuse_given(of_pairs, "it is about the attackers of --all-pairs", "add it", beside=" without --all-pairs")
+    if out is not None and out.suffix.lower() in OTHER_FORMATS:
+        raise InputError(
+            f"--out {out}", "figures are stored as lines of JSON", f"write --out {out.with_suffix('.jsonl')}"
+        )
+    if lipschitz is not None and not published:
+        raise InputError("--lipschitz without --published", "only the papers' formulas use it", "add --published")
+    if lipschitz is not None and not 0 <= lipschitz < math.inf:
+        raise InputError(f"--lipschitz {lipschitz}", "it must be finite and not negative", "give 1.0, for example")
+    with activity(f"tracing {setting.algorithm} on {setting.graph}"):
+        system = setting.system(sigma)
+    if all_pairs:
+        _answer_for_pairs(setting, system, sigma, sample, out)
+        return
+    sampled, unsampled = None, ""
+    with activity(f"accounting for {setting.view}") as work, telling_when_stopped(lambda: _done_of(work)):
+        result = account(
+            system, setting.adversary, adjacency=setting.adjacency, participation=setting.scheme,
+            convex=setting.convex, kinds=kinds, lipschitz=lipschitz, victims=setting.victims, optimised=optimised,
+        )  # fmt: skip
+        if setting.sampled_nodes is not None:
+            try:
+                sampled = sampled_figure(system, setting.adversary, setting.sampled_nodes, setting.delta)
+            except Unaccountable as refusal:
+                unsampled = f"Sampling is not counted: {refusal}."
+    nodes = declared_nodes(setting, sigma)
+    with activity(f"epsilon of {len(result.guarantees):,} guarantees and the headline"):
+        if verbosity.json:
+            shown = {"nodes": nodes, "sampled": None if sampled is None else sampled.document()}
+            answer({**settings_document(setting, sigma), **result.document(setting.delta), **shown}, [])
+            return
+        tables = [result.table(setting.delta), *([_as_published(result)] if published else [])]
+        if sampled is not None and sampled is better_figure(sampled, PrivacyFigure.of(result.headline, setting.delta)):
+            lines = sampled_words(result, sampled, setting.delta)
+        else:
+            lines = table_words(result) + headline_words(result, result.headline, setting.delta, setting.labels)
+    for number, table in enumerate(one for one in tables if len(one) > 1):
+        if number:
+            print_sentence()
+        show(table if verbosity.csv else join_distances(table))
+    print_sentences([*lines, *([unsampled] if unsampled else []), *node_lines(setting, nodes)])
+
+
+def _answer_for_pairs(
+    setting: Setting, system: "LinearSystem", sigma: float, sample: int | None, out: Path | None
+) -> None:
+    """Fixed-streams figures for attackers and victims, and what is proven for training."""
+    import numpy as np
+
+    from sottovoce.core.participation import parse_participation
+    from sottovoce.privacy import all_pairs
+    from sottovoce.privacy.accountant import account
+    from sottovoce.privacy.gaussian_dp import epsilon_of
+    from sottovoce.privacy.guarantee import Figure, Kind
+    from sottovoce.support.json_numbers import to_json
+
+    if system.only_gradients:
+        raise Unaccountable(f"{system.only_gradients}: single messages have no exact loss; leave out --all-pairs")
+    if system.n < 2:
+        raise InputError("--all-pairs on one node", "a pair needs two nodes", "use a larger graph")
+    delta, averaging = setting.delta, system.algorithm.averaging
+    scheme = parse_participation(setting.scheme)
+    attackers = list(range(system.n)) if sample is None else all_pairs.sampled_attackers(system.n, sample, setting.seed)
+
+    def begin(left: list[int]) -> None:
+        _check_pairs_cost(setting, system, scheme, left, len(attackers) - len(left))
+
+    bounds = set[int]()
+    with progress_kept("attackers", lambda count: _what_is_kept(out, count)) as advance:
+        mu = all_pairs.all_pairs(
+            system, scheme, secure_sum=setting.secure_sum, attackers=attackers, store=out, begin=begin,
+            progress=advance, bounds=bounds,
+        )  # fmt: skip
+    with activity("accounting for everyone"):
+        whole = account(system, adjacency=setting.adjacency, participation=setting.scheme)
+    others = mu[np.asarray(attackers)[:, None] != np.arange(system.n)]
+    least, mean, most = (float(x) for x in (others.min(), others.mean(), others.max()))
+    figures = {"mu_min": least, "mu_mean": mean, "mu_max": most, "epsilon_max": epsilon_of(most, delta)}
+    proven = None if whole.headline.proves_nothing else whole.headline.document(delta)
+    rows = None if len(others) > PRINTED else [[to_json(value) for value in row] for row in mu.tolist()]
+    document = {
+        **settings_document(setting, sigma), "algorithm": system.algorithm.name, "topology": system.topology.name,
+        "rounds": system.rounds, "secure_sum": setting.secure_sum, "delta": delta, "kind": Kind.FIXED_STREAMS.value,
+        "figure": (Figure.BOUND if bounds else Figure.EXACT).value,
+        "proven_for_training": averaging, "pairs": len(others),
+        "sampled_attackers": None if sample is None else attackers,
+        **{name: to_json(value) for name, value in figures.items()},
+        "proven_for_everyone": proven,
+        "mu": rows,
+    }  # fmt: skip
+    shown = {key: document[key] for key in ("algorithm", "topology", "rounds", "delta", "kind", "figure", "pairs")}
+    table = [*facts(shown), *([name.replace("_", " "), round_up(value)] for name, value in figures.items())]
+    lines = [] if averaging else ["These are about fixed streams, an idealisation of training; do not promise them."]
+    if sample is not None:
+        lines.append(
+            f"A sample: {sample} of {system.n:,} attackers, drawn with seed {setting.seed}; others may learn more."
+        )
+    if not (whole.headline.proves_nothing or averaging):
+        best = whole.headline
+        lines.append(
+            f"Proven for any pair: epsilon {round_up(best.epsilon(delta))} (mu {round_up(best.mu)}), {best.kind}."
+        )
+    legend = "Row: who learns. Column: about whom. Darker is more, on a logarithmic scale."
+    answer(document, table, *lines, legend, all_pairs.heat_map(mu))
+
+
+def _check_pairs_cost(
+    setting: Setting, system: "LinearSystem", scheme: "Participation", left: list[int], stored: int
+) -> None:
+    """Refuse what takes too long, with a sample as what takes less.
+
+    About attackers that are `left`, besides those whose figures are stored.
+    """
+    from sottovoce.privacy.all_pairs import pairs_cost
+    from sottovoce.support.limits import SECONDS, check_cost
+
+    if not left:
+        return
+    cost = pairs_cost(system, scheme, left, secure_sum=setting.secure_sum)
+    count = "1 attacker" if len(left) == 1 else f"{len(left):,} attackers"
+    count += f" ({stored:,} more are stored already)" if stored else ""
+    fewer = int(len(left) * SECONDS / max(cost.seconds, SECONDS))
+    sample = f"--sample {fewer}, " if 0 < fewer < len(left) and not stored else ""
+    what = f"accounting for all pairs of {count} on {system.topology.name}, {system.rounds:,} rounds,"
+    check_cost(what, cost, f"take {sample}fewer rounds or a smaller graph")
+
+
+def _what_is_kept(out: Path | None, count: int) -> str:
+    if out is None:
+        return "Nothing is kept without --out FILE."
+    if not count:
+        return f"{out} has no attacker yet."
+    return f"{out} has all attackers that were done; the same command goes on from there."
+
+
+def _asked_kinds(named: list[str] | None, published: bool) -> "tuple[Kind, ...]":
+    from sottovoce.privacy.guarantee import KINDS, Kind, parse_kind
+
+    asked = KINDS if not named else tuple(dict.fromkeys(parse_kind(kind) for kind in named))
+    return tuple(kind for kind in Kind if kind in asked or (published and kind is Kind.AS_PUBLISHED))
+
+
+def _proven_kinds(algorithm: "Algorithm", setting: Setting, named: list[str] | None) -> "tuple[Kind, ...]":
+    """Those of the kinds that are asked for that can be a headline; refused where none of them can."""
+    from sottovoce.privacy.accountant import headline_kinds
+
+    asked, proven = _asked_kinds(named, False), headline_kinds(algorithm, convex=setting.convex)
+    if not set(asked) & set(proven):
+        raise InputError(
+            " ".join(f"--kind {kind}" for kind in asked),
+            f"a target is met by a figure that is proven for what runs: {', '.join(proven)}",
+            "take one of these, or add --convex where local steps are convex",
+        )
+    return tuple(kind for kind in proven if kind in asked)
+
+
+def _done_of(work: Activity) -> str:
+    """Which kinds are done, how far the one at hand is, and how to have the answer of those."""
+    from sottovoce.privacy.guarantee import Kind
+
+    finished = [kind for kind in Kind if kind in work.finished]
+    at = ""
+    if work.unfinished is not None:
+        kind, how_far = work.unfinished
+        at = f"; {kind} {how_far} of its work" if how_far.endswith("%") else f"; {kind} {how_far} victims"
+    again = " ".join(f"--kind {kind}" for kind in finished)
+    done = ", ".join(finished) or "no kind"
+    return f"done when stopped: {done}{at}. Nothing is kept{again and f'; {again} answers with that'}."
+
+
+def _check_folders(runs: list[Path]) -> None:
+    """Refuse a graph that stands where the folder of a run is expected."""
+    from sottovoce.core.graphs import kinds
+
+    graph = next((str(one) for one in runs if not one.exists() and str(one).partition(":")[0] in kinds()), None)
+    if graph is not None:
+        raise InputError(f"{graph}: no run", "graphs are named by an option", f"write --graph {graph}")
+
+
+def _as_published(result: "Account") -> Table:
+    """One line a formula: its range over victims, and for how many it is below the exact loss."""
+    from sottovoce.privacy.assumptions import AssumptionKind
+    from sottovoce.privacy.guarantee import Kind
+
+    table = [["as published", "victims", "mu min", "max", "below the exact loss"]]
+    formulas: dict[str, list[Guarantee]] = {}
+    for guarantee in result.guarantees:
+        if guarantee.kind is Kind.AS_PUBLISHED:
+            formulas.setdefault(guarantee.assumptions[0].sentence, []).append(guarantee)
+    for name, found in formulas.items():
+        below = sum(one.kind is AssumptionKind.BELOW_EXACT_LOSS for g in found for one in g.assumptions)
+        mus = [g.mu for g in found]
+        verdict = f"for {below}: not a bound" if below else "no"
+        table.append([name, str(len(found)), round_up(min(mus)), round_up(max(mus)), verdict])
+    return table
+
+
+@app.command("calibrate")
+@with_setting
+def calibrate_(
+    setting: Setting,
+    epsilon: Annotated[float, Option(help="Target epsilon of the headline.")],
+    kind: Kinds = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Find the sigma for a target epsilon. Example: sotto calibrate --graph ring:30 --rounds 40 --epsilon 1"""
+    from sottovoce.privacy.calibration import Target, calibrated_system
+    from sottovoce.privacy.sampled_batches import calibrate_sampled, saves_noise
+
+    with activity(f"reading {setting.graph}"):
+        net = setting.chosen[1]
+    with (
+        activity(f"calibrating {setting.algorithm} on {net.name}") as work,
+        telling_when_stopped(lambda: _done_of(work)),
+    ):
+        reference, target = setting.system(1.0), Target(epsilon, setting.delta)
+        kinds = _proven_kinds(reference.algorithm, setting, kind)
+        found = calibrated_system(
+            reference, setting.adversary, target, adjacency=setting.adjacency, participation=setting.scheme,
+            convex=setting.convex, victims=setting.victims, kinds=kinds,
+        )  # fmt: skip
+        chance = None
+        if setting.sampled_nodes is not None:
+            chance = calibrate_sampled(reference, setting.adversary, setting.sampled_nodes, target)
+        if chance is not None and not saves_noise(chance.sigma, found.sigma):
+            chance = None
+    sigma = found.sigma if chance is None else chance.sigma
+    nodes = declared_nodes(setting, sigma)
+    document = {
+        **settings_document(setting, sigma), "algorithm": setting.algorithm, "graph": net.name,
+        "view": str(setting.adversary), "final_models": setting.and_final_models,
+        "secure_sum": setting.secure_sum or found.account.system.algorithm.secure_sum,
+        "rounds": setting.rounds, "epsilon": epsilon, "delta": setting.delta,
+        "headline": found.account.headline.document(setting.delta),
+        "covers": found.account.coverage.document(),
+        "nodes": nodes, "sampled": None if chance is None else chance.figure.document(),
+    }  # fmt: skip
+    settings = ("algorithm", "graph", "view", "secure_sum", "convex", "adjacency", "participation", "rounds", "epsilon")
+    table = [*facts({key: document[key] for key in (*settings, "delta")}), ["sigma", sigma_text(sigma)]]
+    best = found.account.headline
+    lines = [] if best is None else headline_words(found.account, best, setting.delta, setting.labels)
+    if chance is not None:
+        lines = sampled_words(found.account, chance.figure, setting.delta)
+    answer(document, table, *lines, *node_lines(setting, nodes))
