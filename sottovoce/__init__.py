@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from sottovoce.learning.datasets import Dataset as Dataset
     from sottovoce.learning.datasets import from_arrays as from_arrays
     from sottovoce.learning.datasets import load as load
-    from sottovoce.learning.declared_calibration import calibrate
+    from sottovoce.learning.declared_records import calibrate
     from sottovoce.learning.exported_model import read_exported_model as read_exported_model
     from sottovoce.learning.models import model as model
     from sottovoce.learning.models import wrap_module as wrap_module
@@ -149,7 +149,7 @@ _MODULE_OF = {
         "SottovoceError",
         "Unaccountable",
     ),
-    "learning.declared_calibration": ("calibrate",),
+    "learning.declared_records": ("calibrate",),
     "matrix_factorization.factorization": (
         "factorize",
         "factorize_by_class",

@@ -22,7 +22,7 @@ from sottovoce.auditing.sampled_lower_bound import epsilon_at_least
 from sottovoce.auditing.scores import epsilon_of_rates
 from sottovoce.core.adjacency import Adjacency, Change
 from sottovoce.errors import Unaccountable
-from sottovoce.learning.batches import Cycle, Shuffled
+from sottovoce.learning.batches import Cycle
 from sottovoce.privacy import views
 from sottovoce.privacy.covering_views import insiders_know_more
 from sottovoce.privacy.exact import routes
@@ -80,7 +80,7 @@ def _bounds(finished_run: FinishedRun, check: ClaimCheck, delta: float) -> Itera
 def batches_are_public(finished_run: FinishedRun) -> bool:
     """Whether it is known in which rounds a record takes part: batches follow from no key."""
     batches = finished_run.training_run.gradients.batches
-    return batches.full or (isinstance(batches, Cycle) and not isinstance(batches, Shuffled))
+    return batches.full or isinstance(batches, Cycle)
 
 
 def epsilon_at(found: Audit, delta: float) -> float:

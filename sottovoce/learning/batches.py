@@ -33,7 +33,6 @@ from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.participation import (
     LEAST_SHARE,
-    LONGEST,
     SAMPLED,
     SHUFFLED,
     Participation,
@@ -61,10 +60,25 @@ NODE_WEIGHTS = ("equal", "size")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Batches:
-    """All rows in every round (`full`). `shards` holds the row numbers of each node."""
+    """All rows in every round (`full`). `shards` holds the row numbers of each node.
+
+    Other rules deal each shard into `apart` parts of consecutive rows, of which one has its turn in each round, or draw
+    records of it with probability `share`.
+    """
 
     shards: tuple[Rows, ...]
     key: RandomSource = field(default_factory=NoiseKey.fresh)
+    apart: int = 1
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        few = int(np.argmin(self.sizes))
+        if self.sizes[few] < self.apart:
+            raise InputError(
+                f"cycle of {self.apart} batches on node {few} with {len(self.shards[few])} rows",
+                "every batch needs at least one row",
+                f"use at most {len(self.shards[few])} batches",
+            )
 
     @property
     def full(self) -> bool:
@@ -91,17 +105,23 @@ class Batches:
 
     @property
     def divisors(self) -> NDArray[np.float64]:
-        """What each node divides its sum of gradients by."""
-        return self.sizes
+        """What each node divides its sum by: the expected size of its average batch, so all records weigh alike."""
+        return self.share * self.sizes / self.apart
 
     @property
     def largest(self) -> NDArray[np.float64]:
-        """The most rows that a batch of each node can have."""
-        return self.sizes
+        """The most rows that a batch of each node can have: parts differ by one row at most."""
+        return np.ceil(self.sizes / self.apart)
 
     def rows_of(self, node: int, round: int) -> Rows:
         """The rows of one node in one round."""
-        return self.shards[node]
+        return self._part(self.shards[node], round)
+
+    def _part(self, shard: Rows, round: int) -> Rows:
+        """The rows of a shard whose turn it is."""
+        part, (each, more) = round % self.apart, divmod(len(shard), self.apart)
+        start = part * each + min(part, more)
+        return shard[start : start + each + (part < more)]
 
     def draw(self, round: int, nodes: Sequence[int] | None = None) -> Batch:
         """The rows of all nodes, or of some, stacked. Padding repeats a row of the node's own."""
@@ -111,14 +131,13 @@ class Batches:
     def draw_several(self, rounds: range, nodes: Sequence[int] | None = None) -> Batch:
         """The same for T rounds at once, T x N x B."""
         which = range(self.nodes) if nodes is None else nodes
-        parts = [rows for node in which for rows in self.rows_in(node, rounds)]
-        rows, present = _stacked(parts, [self.shards[node][0] for node in which for _ in rounds])
+        parts = [self.rows_of(node, round) for node in which for round in rounds]
+        lengths = np.array([len(part) for part in parts])
+        present = np.arange(max(1, lengths.max())) < lengths[:, None]
+        rows = np.repeat([self.shards[node][0] for node in which for _ in rounds], present.shape[1])
+        rows[present.ravel()] = np.concatenate(parts)
         shape = len(which), len(rounds), -1
         return Batch(rows.reshape(shape).swapaxes(0, 1).copy(), present.reshape(shape).swapaxes(0, 1).copy())
-
-    def rows_in(self, node: int, rounds: range) -> list[Rows]:
-        """The rows of one node in each of some rounds."""
-        return [self.rows_of(node, round) for round in rounds]
 
     def participation(self, adjacency: str = "record") -> Participation:
         """In which rounds a changed record, or a node whose data changes, can show."""
@@ -137,28 +156,14 @@ class Batches:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Cycle(Batches):
-    """Each shard in `apart` parts, visited in order `times` times: a record takes part `times` times, `apart` apart."""
+    """The parts in order, `times` times: a record takes part `times` times, `apart` rounds apart."""
 
     times: int
-    apart: int
-
-    def __post_init__(self) -> None:
-        check_parts(self, self.apart)
-
-    @property
-    def divisors(self) -> NDArray[np.float64]:
-        """The size of the average batch, so that all records weigh the same."""
-        return self.sizes / self.apart
-
-    @property
-    def largest(self) -> NDArray[np.float64]:
-        """Parts differ by one row at most."""
-        return np.ceil(self.sizes / self.apart)
 
     def rows_of(self, node: int, round: int) -> Rows:
         """Part `round` modulo `apart` of the shard."""
         self.check(round + 1)
-        return part_of(self.shards[node], round, self.apart)
+        return super().rows_of(node, round)
 
     def _of_record(self) -> Participation:
         return Participation(self.times, self.apart)
@@ -174,13 +179,12 @@ class Cycle(Batches):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Shuffled(Cycle):
+class Shuffled(Batches):
     """Shuffled epochs: each shard is shuffled anew every `apart` rounds, and dealt into as many batches.
 
     Every record takes part once in each epoch; in which of its rounds nobody needs to know, and no figure counts on it.
     """
 
-    times: int = LONGEST
     _orders: dict[int, tuple[int, Rows]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -193,83 +197,40 @@ class Shuffled(Cycle):
             )  # fmt: skip
 
     def rows_of(self, node: int, round: int) -> Rows:
-        """Part `round` modulo `apart` of the shard, in the order of its epoch."""
-        return part_of(self._order(node, round // self.apart), round, self.apart)
-
-    def rows_in(self, node: int, rounds: range) -> list[Rows]:
-        """The same with each order looked up once."""
-        epochs = range(rounds.start // self.apart, (rounds.stop - 1) // self.apart + 1)
-        orders = {epoch: self._order(node, epoch) for epoch in epochs}
-        return [part_of(orders[round // self.apart], round, self.apart) for round in rounds]
-
-    def _order(self, node: int, epoch: int) -> Rows:
-        """The shard as it is shuffled in an epoch; the last one that was asked for is kept."""
+        """Part `round` modulo `apart` of the shard, in the order of its epoch; the last order is kept."""
+        epoch = round // self.apart
         if self._orders.get(node, (None,))[0] != epoch:
             shard = self.shards[node]
             self._orders[node] = epoch, shard[self.key.stream("batch", [node], epoch).permutation(len(shard))]
-        return self._orders[node][1]
+        return self._part(self._orders[node][1], round)
 
     def _of_record(self) -> Participation:
         return Participation(apart=self.apart, shuffled=True)
 
-    def check(self, rounds: int) -> None:
-        """Epochs go on for as long as a run does."""
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Poisson(Batches):
-    """Each record joins each round with probability `share`, by itself."""
-
-    share: float
-
-    @property
-    def divisors(self) -> NDArray[np.float64]:
-        """The expected size."""
-        return self.share * self.sizes
+    """Each record whose turn it is joins with probability `share`, by itself. There is one part."""
 
     def rows_of(self, node: int, round: int) -> Rows:
         """Each record is drawn by itself."""
-        shard = self.shards[node]
-        return shard[self.key.stream("batch", [node], round).uniforms(len(shard)) < self.share]
+        part = super().rows_of(node, round)
+        return part[self.key.stream("batch", [node], round).uniforms(len(part)) < self.share]
 
     def sampling(self, node: int) -> Sampling:
-        """Every record of the node with probability `share`."""
-        return Sampling(self.share)
+        """Every record whose turn it is with probability `share`."""
+        return Sampling(self.share, apart=self.apart)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CyclicPoisson(Poisson):
-    """Each shard in `apart` parts, visited in order; each record of a part joins with probability `share`, by itself.
+    """The same with several parts. With noise correlated over at most `apart` rounds sampling counts.
 
-    Parts follow from the order of rows alone. With noise correlated over at most `apart` rounds sampling counts.
+    Parts follow from the order of rows alone.
     """
-
-    apart: int
-
-    def __post_init__(self) -> None:
-        check_parts(self, self.apart)
-
-    @property
-    def divisors(self) -> NDArray[np.float64]:
-        """The expected size of the average batch, so that all records weigh the same."""
-        return self.share * self.sizes / self.apart
-
-    @property
-    def largest(self) -> NDArray[np.float64]:
-        """All of a part; parts differ by one row at most."""
-        return np.ceil(self.sizes / self.apart)
-
-    def rows_of(self, node: int, round: int) -> Rows:
-        """Each record of part `round` modulo `apart` is drawn by itself."""
-        part = part_of(self.shards[node], round, self.apart)
-        return part[self.key.stream("batch", [node], round).uniforms(len(part)) < self.share]
 
     def _of_record(self) -> Participation:
         return Participation.sampled(self.share, self.apart)
-
-    def sampling(self, node: int) -> Sampling:
-        """Every record of the part whose turn it is with probability `share`."""
-        return Sampling(self.share, apart=self.apart)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -339,25 +300,6 @@ def parse_batches(
     )
 
 
-def part_of(shard: Rows, round: int, parts: int) -> Rows:
-    """The rows whose turn it is, of a shard that is dealt into so many parts: consecutive rows, one more or less."""
-    part = round % parts
-    each, more = divmod(len(shard), parts)
-    start = part * each + min(part, more)
-    return shard[start : start + each + (part < more)]
-
-
-def check_parts(batches: Batches, parts: int) -> None:
-    """Refuse more parts than a node has rows."""
-    few = int(np.argmin(batches.sizes))
-    if batches.sizes[few] < parts:
-        raise InputError(
-            f"cycle of {parts} batches on node {few} with {len(batches.shards[few])} rows",
-            "every batch needs at least one row",
-            f"use at most {len(batches.shards[few])} batches",
-        )
-
-
 def _number(text: str) -> float:
     try:
         return float(text)
@@ -376,14 +318,3 @@ def _rows(shards: Partition | Sequence[int] | Sequence[Rows]) -> tuple[Rows, ...
     if not rows or not all(len(part) for part in rows):
         raise InputError("a node without rows", "every node needs at least one", "use fewer nodes")
     return rows
-
-
-def _stacked(parts: list[Rows], padding: list[np.int64]) -> Batch:
-    lengths = np.array([len(part) for part in parts])
-    width = max(1, int(lengths.max()))
-    if (lengths == width).all():
-        return Batch(np.concatenate(parts).reshape(-1, width), np.ones((len(parts), width), dtype=bool))
-    present = np.arange(width) < lengths[:, None]
-    rows = np.repeat(np.array(padding)[:, None], width, axis=1)
-    rows[present] = np.concatenate(parts)
-    return Batch(rows, present)

@@ -25,9 +25,8 @@ from torch.func import grad, vmap
 
 from sottovoce.errors import InputError
 from sottovoce.learning.clipping import Clipped, Clipping, count, norms, sum_clipped, without
-from sottovoce.learning.models import Model
+from sottovoce.learning.models import Factors, Model
 from sottovoce.learning.modules import is_plain
-from sottovoce.learning.networks import Factors
 from sottovoce.support.threads import chunks
 
 VALUES = 1 << 24

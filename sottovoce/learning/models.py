@@ -20,14 +20,14 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TypeGuard, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from sottovoce.errors import InputError
-from sottovoce.learning import networks
 from sottovoce.learning.datasets import Dataset, call_own_code
 from sottovoce.learning.losses import LOSSES, Loss
 from sottovoce.learning.modules import call_alone, generators_kept
@@ -180,22 +180,106 @@ def _check_layer(path: str, part: nn.Module) -> None:
         raise InputError(where, "it draws from torch's global generator, so no run could be repeated", "remove it")
 
 
+# --- the networks of the papers' experiments: none of them mixes examples ------------------------------------------
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
+
+
+def chain(widths: Sequence[int], activation: str = "relu", bias: bool = True) -> nn.Sequential:
+    """Linear layers of these widths with the activation between them."""
+    layers: list[nn.Module] = []
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after, bias=bias), ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers[:-1])
+
+
+def small_cnn(
+    shape: tuple[int, ...], outputs: int, filters: Sequence[int] = (16, 32), groups: int = 8
+) -> nn.Sequential:
+    """MAFALDA's FEMNIST net: 3 x 3 convolutions with ReLU and 2 x 2 max-pooling, group norm, one linear layer.
+
+    The paper is silent on padding and groups: here sides are padded by one, and channels are in 8 groups.
+    """
+    channels, height, width = shape
+    layers: list[nn.Module] = []
+    for before, after in pairwise((channels, *filters)):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        height, width = height // 2, width // 2
+    last = filters[-1]
+    return nn.Sequential(*layers, nn.GroupNorm(groups, last), nn.Flatten(), nn.Linear(last * height * width, outputs))
+
+
+class Block(nn.Module):
+    """Two 3 x 3 convolutions with group norm and a way around them."""
+
+    def __init__(self, before: int, after: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.GroupNorm(groups, after)
+        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.norm2 = nn.GroupNorm(groups, after)
+        self.around: nn.Module = nn.Identity()
+        if stride != 1 or before != after:
+            self.around = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.GroupNorm(groups, after))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Same shape but for channels and stride."""
+        inner = self.norm2(self.conv2(functional.relu(self.norm1(self.conv1(images)))))
+        return functional.relu(inner + self.around(images))
+
+
+def resnet18(shape: tuple[int, ...], outputs: int, width: int = 64, groups: int = 32) -> nn.Sequential:
+    """ResNet-18 for small images: 3 x 3 stem without pooling, group norm in place of batch norm."""
+    stem = [nn.Conv2d(shape[0], width, 3, padding=1, bias=False), nn.GroupNorm(groups, width), nn.ReLU()]
+    blocks: list[nn.Module] = []
+    before = width
+    for stage in range(4):
+        after = width * 2**stage
+        blocks += [Block(before, after, 1 if stage == 0 else 2, groups), Block(after, after, 1, groups)]
+        before = after
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, outputs))
+
+
+class Factors(nn.Module):
+    """A rating as `offset + user bias + item bias + <user factors, item factors>`, from a pair of positions."""
+
+    def __init__(self, users: int, items: int, rank: int, offset: float) -> None:
+        super().__init__()
+        self.offset = offset
+        self.users, self.items = nn.Parameter(torch.empty(users, rank)), nn.Parameter(torch.empty(items, rank))
+        self.user_bias, self.item_bias = nn.Parameter(torch.empty(users)), nn.Parameter(torch.empty(items))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Small random factors, no biases."""
+        for factors in (self.users, self.items):
+            nn.init.normal_(factors, std=0.1 / math.sqrt(factors.shape[1]))
+        for bias in (self.user_bias, self.item_bias):
+            nn.init.zeros_(bias)
+
+    def forward(self, pairs: Tensor) -> Tensor:
+        """Ratings, ... x 1, of pairs, ... x 2."""
+        user, item = pairs.long().unbind(-1)
+        inner = (self.users[user] * self.items[item]).sum(-1)
+        return (self.offset + self.user_bias[user] + self.item_bias[item] + inner).unsqueeze(-1)
+
+
 # --- the named ones ------------------------------------------------------------------------------------------------
 
 
 def linear(features: int, *, bias: bool = True) -> Model:
     """Least squares."""
-    return _named("linear", lambda: networks.chain((features, 1), bias=bias), "squared")
+    return _named("linear", lambda: chain((features, 1), bias=bias), "squared")
 
 
 def logistic(features: int, *, bias: bool = True) -> Model:
     """Logistic regression for two classes, one output."""
-    return _named("logistic", lambda: networks.chain((features, 1), bias=bias), "logistic")
+    return _named("logistic", lambda: chain((features, 1), bias=bias), "logistic")
 
 
 def softmax(features: int, classes: int, *, bias: bool = True) -> Model:
     """Softmax regression."""
-    return _named("softmax", lambda: networks.chain((features, classes), bias=bias), "cross-entropy")
+    return _named("softmax", lambda: chain((features, classes), bias=bias), "cross-entropy")
 
 
 def mlp(widths: Sequence[int], *, loss: str = "cross-entropy", activation: str = "relu") -> Model:
@@ -206,30 +290,28 @@ def mlp(widths: Sequence[int], *, loss: str = "cross-entropy", activation: str =
             "they are the numbers of inputs, hidden units and outputs, each 1 or more",
             "write 784, 32, 10",
         )
-    if activation not in networks.ACTIVATIONS:
-        raise InputError(
-            f"activation {activation!r}", f"known: {', '.join(networks.ACTIVATIONS)}", "choose one of them"
-        )
-    return _named("mlp", lambda: networks.chain(widths, activation), loss)
+    if activation not in ACTIVATIONS:
+        raise InputError(f"activation {activation!r}", f"known: {', '.join(ACTIVATIONS)}", "choose one of them")
+    return _named("mlp", lambda: chain(widths, activation), loss)
 
 
 def cnn(shape: tuple[int, ...], classes: int, *, filters: Sequence[int] = (16, 32), groups: int = 8) -> Model:
     """The small convolutional net of MAFALDA's FEMNIST experiment."""
     _check_images("cnn", shape, filters[-1:], groups)
-    return _named("cnn", lambda: networks.small_cnn(shape, classes, filters, groups), "cross-entropy", shape)
+    return _named("cnn", lambda: small_cnn(shape, classes, filters, groups), "cross-entropy", shape)
 
 
 def gn_resnet18(shape: tuple[int, ...], classes: int, *, width: int = 64, groups: int = 32) -> Model:
     """ResNet-18 with group norm, for images of CIFAR-10's size; `width` is the number of channels after the stem."""
     _check_images("gn-resnet18", shape, (width,), groups)
-    return _named("gn-resnet18", lambda: networks.gn_resnet18(shape, classes, width, groups), "cross-entropy", shape)
+    return _named("gn-resnet18", lambda: resnet18(shape, classes, width, groups), "cross-entropy", shape)
 
 
 def matrix_factorisation(users: int, items: int, *, rank: int = 16, offset: float = 3.0) -> Model:
     """Ratings from factors and biases of users and items. `offset` is a public guess of the mean, not learned."""
     if min(users, items, rank) < 1:
         raise InputError(f"{users} users, {items} items, rank {rank}", "each is 1 or more", "check the data")
-    return _named("matrix-factorisation", lambda: networks.Factors(users, items, rank, offset), "squared")
+    return _named("matrix-factorisation", lambda: Factors(users, items, rank, offset), "squared")
 
 
 def _named(name: str, make: Callable[[], nn.Module], loss: str, shape: tuple[int, ...] | None = None) -> Model:
