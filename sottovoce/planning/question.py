@@ -12,7 +12,7 @@ from sottovoce.core.participation import Participation, draws_by_chance, parse_p
 from sottovoce.core.topologies import Topology, weigh
 from sottovoce.errors import InputError
 from sottovoce.learning.declared_records import DeclaredRecords, declare_records
-from sottovoce.privacy.account_settings import AccountSettings
+from sottovoce.privacy.accountant import AccountSettings
 from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.privacy.guarantee import Kind
 from sottovoce.privacy.views import View, parse_view

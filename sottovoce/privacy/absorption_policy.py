@@ -16,29 +16,33 @@ policies, so every point between is one, and the cost there is a parabola.
 Every policy gives a valid bound, so it is sound to stop anywhere. Victims are independent of each other, so they are
 taken in blocks that fit in the processor's cache.
 
+For training that is clipped but not convex, models that are apart may drift by a clipped gradient a round
+(`late_cost`).
+
 Shapes: V victims of a block, T rounds, N nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from queue import SimpleQueue
-from threading import Lock
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from sottovoce.core.arrays import dense_if_small
 from sottovoce.core.participation import Participation
-from sottovoce.privacy.absorption import Coupling
-from sottovoce.privacy.absorption_block import Array, Block, Followed, Room, Step, cost_of, dot, exposed, ready_steps
-from sottovoce.support.progress import expect_work, report_progress, report_work
-from sottovoce.support.threads import WORKERS, chunks
+from sottovoce.privacy.absorption import Array, Coupling
+from sottovoce.support.limits import Cost, check_cost
+from sottovoce.support.progress import report_progress
+from sottovoce.support.threads import WORKERS
+from sottovoce.tracing.linear_system import LinearSystem, map_equal_steps
 
 SWEEPS, MOST_SWEEPS = 2, 8
 """Sweeps of a `swept` policy; of one that still falls, and before an `optimised` one goes on by gradients."""
@@ -64,12 +68,57 @@ on as long as the cost of any victim of its block falls."""
 ALONE = 200_000
 """Up to so many differences over all rounds, threads would wait for each other longer than they compute."""
 
+BARE = 1e-6
+"""Noise of a heard node that adds none, in units of others': it makes those before it absorb all that they can."""
+
+OPTIMISED_WEIGHTS = 6.25e7
+"""Policies are optimised where a pass through all rounds goes through no more weights than this."""
+
+NODE, ROUND = 15, 37_500
+"""How many weights a node of a victim, and a round by itself, are worth."""
+
+WEIGHTS = 1.25e9
+"""Weights in a second, for limits."""
+
 
 class Policy(StrEnum):
     """How far a policy is searched for."""
 
     OPTIMISED = "optimised"
     SWEPT = "swept"
+
+
+PASSES = {Policy.OPTIMISED: 60.0, Policy.SWEPT: 2.5}
+"""How often a search usually goes forth and back through all rounds."""
+
+
+def policy_for(system: LinearSystem, victims: int, scheme: Participation, *, optimised: bool) -> Policy:
+    """Which policies are affordable for so many victims."""
+    affordable = _weights(system, victims, scheme) <= OPTIMISED_WEIGHTS
+    return Policy.OPTIMISED if optimised or affordable else Policy.SWEPT
+
+
+def check_policy_cost(system: LinearSystem, victims: int, scheme: Participation, *, optimised: bool) -> None:
+    """Refuse a search that takes too much memory or work."""
+    policy = policy_for(system, victims, scheme, optimised=optimised)
+    at_once = min(victims, max(1, IN_CACHE // system.n)) * WORKERS
+    cost = Cost(
+        memory=72.0 * at_once * system.rounds * system.n,
+        seconds=PASSES[policy] * _weights(system, victims, scheme) / WEIGHTS,
+    )
+    less = (
+        "ask for other kinds, as with --kind any-training, about fewer nodes, as with --within 1, or take fewer rounds"
+    )
+    check_cost(f"convex-training for {victims:,} victims over {system.rounds:,} rounds", cost, less)
+
+
+def _weights(system: LinearSystem, victims: int, scheme: Participation) -> float:
+    """Through how many weights a pass through all rounds goes, for all victims and patterns of participation."""
+    links = max(int(step.split(step.state_out)[0].nnz) for step in dict.fromkeys(system.steps))
+    return scheme.count(system.rounds) * system.rounds * float(ROUND + victims * (links + NODE * system.n))
+
+
+# --- convex training -----------------------------------------------------------------------------------------------
 
 
 def least_cost(
@@ -79,98 +128,64 @@ def least_cost(
 
     Policies are for a change of size one; a victim's own is `jump`, and costs grow with its square.
     """
-    T, N = len(rounds), len(rounds[0].fresh)
-    alone = T * N * len(victims) <= ALONE
-    size = max(1, min(IN_CACHE // N, len(victims) if alone else -(-len(victims) // BLOCKS)))
-    groups = _groups(rounds, victims, policy)
-    blocks = _blocks([(group, group.members) for group in groups], size)
-    rooms: SimpleQueue[Room] = SimpleQueue()
-    for _ in range(min(WORKERS, len(blocks))):
-        rooms.put(Room.of(T * N * size))
-    steps, out, falling = ready_steps(rounds), np.full(len(victims), np.inf), np.zeros(len(victims), dtype=bool)
-    parts = [_taking_part(pattern, T) for pattern in scheme.patterns(T)]
+    T, N, V = len(rounds), len(rounds[0].fresh), len(victims)
+    size = max(1, min(IN_CACHE // N, V if T * N * V <= ALONE else -(-V // BLOCKS)))
+    ready, parts = _ready(rounds), [_taking_part(pattern, T) for pattern in scheme.patterns(T)]
+    starts = [
+        (members, [_shared_start(ready, part, victims[members]) if shared else None for part in parts])
+        for members, shared in _groups(rounds, victims, policy)
+    ]
+    out, falling = np.full(V, np.inf), np.ones(V, dtype=bool)
+    rooms: SimpleQueue[Array] = SimpleQueue()
+    for _ in range(min(WORKERS, -(-V // size))):
+        rooms.put(np.empty((5, T * N * size)))
 
-    def solve(sweeps: int, block: _Members) -> NDArray[np.intp]:
-        group, some = block
-        room, cost = rooms.get(), np.zeros(len(some))
-        if not alone:
-            expect_work(T * _most_passes(policy, sweeps) * len(parts))
-        for part in parts:
-            start = group.start(steps, part, victims)
-            found = _solve(Block(steps, part, victims[some], room), policy, sweeps, start)
-            cost = np.maximum(cost, found.cost)
-            falling[some] |= found.falls
+    def solve(sweeps: int, block: tuple[NDArray[np.intp], Sequence[list[Array] | None]]) -> int:
+        (some, start), room = block, rooms.get()
+        found = [
+            _Search(ready, part, victims[some], room).least(policy, sweeps, begin)
+            for part, begin in zip(parts, start, strict=True)
+        ]
         rooms.put(room)
-        out[some] = np.minimum(out[some], cost)
-        return some
+        out[some] = np.minimum(out[some], np.max([cost for cost, _ in found], axis=0))
+        falling[some] = np.any([falls for _, falls in found], axis=0) & (sweeps < MOST_SWEEPS)
+        return int(np.count_nonzero(~falling[some]))
 
     with ThreadPoolExecutor(WORKERS) as pool:
-        spread = map if alone or len(blocks) == 1 else pool.map
-        if policy is Policy.SWEPT:
-            for some in spread(partial(solve, SWEEPS), blocks):
-                report_progress(int(np.count_nonzero(~falling[some])))
-            blocks = _blocks([(group, group.members[falling[group.members]]) for group in groups], size)
-        for some in spread(partial(solve, MOST_SWEEPS), blocks):
-            report_progress(len(some))
+        for sweeps in (SWEEPS, MOST_SWEEPS)[policy is Policy.OPTIMISED :]:
+            blocks = [
+                (some, start)
+                for members, start in starts
+                for left in [members[falling[members]]]
+                for some in (left[first : first + size] for first in range(0, len(left), size))
+            ]
+            spread = pool.map if len(blocks) > 1 else map
+            for done in spread(partial(solve, sweeps), blocks):
+                report_progress(done)
     jump = np.max([coupling.jump[victims] for coupling in dict.fromkeys(rounds)], axis=0)
     return np.asarray(out * jump**2)
 
 
-def _most_passes(policy: Policy, sweeps: int) -> int:
-    """How often a search goes through all rounds, forth or back, at most."""
-    descent = 2 * ITERATIONS + ITERATIONS // CHECKED if policy is Policy.OPTIMISED else 0
-    return 1 + 2 * sweeps + descent
+def _taking_part(pattern: NDArray[np.intp], rounds: int) -> NDArray[np.bool_]:
+    part = np.zeros(rounds, dtype=bool)
+    part[pattern] = True
+    return part
 
 
-@dataclass(eq=False)
-class _Group:
-    """Victims, by their place among all, who share a linear policy to start from, or none."""
-
-    members: NDArray[np.intp]
-    shared: bool
-    _shares: dict[bytes, list[Array]] = field(default_factory=dict)
-    _lock: Lock = field(default_factory=Lock)
-
-    def start(self, steps: Sequence[Step], part: NDArray[np.bool_], victims: NDArray[np.intp]) -> list[Array] | None:
-        """In each round the share of the difference that each node absorbs, N x 1; None: only what is heard."""
-        if not self.shared:
-            return None
-        with self._lock:
-            if part.tobytes() not in self._shares:
-                together = np.zeros(len(self.members), dtype=np.intp)
-                block = Block(steps, part, victims[self.members], Room.of(0), together)
-                self._shares[part.tobytes()] = _shared(block)
-            return self._shares[part.tobytes()]
-
-
-_Members: TypeAlias = tuple[_Group, NDArray[np.intp]]
-"""Some victims of a group, by their place among all."""
-
-
-def _blocks(groups: Sequence[_Members], size: int) -> list[_Members]:
-    """Victims who are carried together."""
-    return [(group, some[first : first + size]) for group, some in groups for first in range(0, len(some), size)]
-
-
-class _Found(NamedTuple):
-    """Costs of some victims, and whose fell by much in the last sweep."""
-
-    cost: Array
-    falls: NDArray[np.bool_]
-
-
-def _groups(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], policy: Policy) -> list[_Group]:
-    """Victims by hops to a heard node where there are many of them, far away; then all others."""
-    alone = np.ones(len(victims), dtype=bool)
-    found = []
+def _groups(
+    rounds: tuple[Coupling, ...], victims: NDArray[np.intp], policy: Policy
+) -> list[tuple[NDArray[np.intp], bool]]:
+    """Victims, by their place among all, and whether they start from a shared policy: by hops to a heard node where
+    there are many of them, far away; then all others."""
+    alone, found = np.ones(len(victims), dtype=bool), []
     if policy is Policy.SWEPT and len(set(rounds)) == 1 and len(victims) >= SHARED_BY:
         hops = _hops(rounds[0])[victims]
         for count in range(SHARED_HOPS, int(hops.max()) + 1):
             there = hops == count
             if there.sum() >= SHARED_BY:
-                found.append(_Group(np.flatnonzero(there), True))
+                found.append((np.flatnonzero(there), True))
                 alone &= ~there
-    return [*found, _Group(np.flatnonzero(alone), False)]
+    return [*found, (np.flatnonzero(alone), False)]
 
 
 def _hops(coupling: Coupling) -> NDArray[np.intp]:
@@ -185,18 +200,252 @@ def _hops(coupling: Coupling) -> NDArray[np.intp]:
     return hops
 
 
-def _taking_part(pattern: NDArray[np.intp], rounds: int) -> NDArray[np.bool_]:
-    part = np.zeros(rounds, dtype=bool)
-    part[pattern] = True
-    return part
+class _Step(NamedTuple):
+    """A coupling made ready for products, in units of the largest noise."""
+
+    transfer: sparse.csr_array | Array
+    back: sparse.csr_array | Array
+    heard: NDArray[np.intp]
+    takes: NDArray[np.bool_]
+    noise: Array
+    without: NDArray[np.bool_]
+    bare: NDArray[np.intp]
+    summed: sparse.csr_array | None
+
+    def price(self, absorbed: Array) -> Array:
+        """What the next bit costs, half: absorbed over the square of noise."""
+        return absorbed / self.noise**2
 
 
-def _solve(block: Block, policy: Policy, sweeps: int, start: list[Array] | None) -> _Found:
-    """The least cost found for some victims who take part in some rounds, rounded up."""
-    at_once = block.at_once()
-    with np.errstate(over="ignore", invalid="ignore"):
-        found = _search(block, policy, sweeps, start, at_once)
-        return found._replace(cost=np.minimum(_rounded_up(found.cost), at_once))
+class _Ready(NamedTuple):
+    """All rounds, and the largest noise."""
+
+    steps: list[_Step]
+    unit: float
+
+
+def _ready(rounds: tuple[Coupling, ...]) -> _Ready:
+    largest = max(float(coupling.fresh.max(initial=0.0)) for coupling in dict.fromkeys(rounds))
+    unit = largest if largest > 0 else 1.0
+    return _Ready(list(map_equal_steps(partial(_step, unit=unit), rounds)), unit)
+
+
+def _step(coupling: Coupling, unit: float) -> _Step:
+    none, must = coupling.fresh == 0, coupling.must_absorb
+    # not where sums are seen: differences may grow without bounds there, and 0 times infinity is no number
+    form = dense_if_small if coupling.summed is None else _narrow
+    return _Step(
+        transfer=form(_narrow(coupling.transfer)),
+        back=form(_narrow(coupling.transfer_back)),
+        heard=np.flatnonzero(must),
+        takes=coupling.takes,
+        noise=np.where(none, np.where(must, BARE, 1.0), coupling.fresh / unit)[:, None],
+        without=(none & ~must)[:, None],  # without fresh noise all of it travels on
+        bare=np.flatnonzero(none & must),
+        summed=coupling.summed,
+    )
+
+
+def _narrow(matrix: sparse.csr_array) -> sparse.csr_array:
+    """The same with short indices, which leaves more of the cache to what is multiplied."""
+    if max(matrix.nnz, *matrix.shape) > np.iinfo(np.int32).max:
+        return matrix
+    parts = (matrix.data, matrix.indices.astype(np.int32), matrix.indptr.astype(np.int32))
+    return sparse.csr_array(parts, shape=matrix.shape)
+
+
+class _Followed(NamedTuple):
+    """What a policy does: what is carried on, and what is absorbed over the size of noise; T x N x V."""
+
+    carried: Array
+    shares: Array
+
+
+class _Search:
+    """Policies for some victims who take part in some rounds, each in a column of its own unless they share one.
+
+    `room` is memory for two policies and an answer, which is never given back: new memory costs most.
+    """
+
+    def __init__(
+        self, ready: _Ready, part: NDArray[np.bool_], victims: NDArray[np.intp], room: Array, *, shared: bool = False
+    ) -> None:
+        (self.steps, self.unit), self.part, self.victims = ready, part, victims
+        self.columns = np.zeros(len(victims), dtype=np.intp) if shared else np.arange(len(victims))
+        self.shape = len(self.steps), self.steps[0].transfer.shape[0], 1 if shared else len(victims)
+        self._room = [one[: math.prod(self.shape)].reshape(self.shape) for one in room]
+
+    def least(self, policy: Policy, sweeps: int, start: list[Array] | None) -> tuple[Array, NDArray[np.bool_]]:
+        """The least cost found for each victim, rounded up, and whose still falls; never above that of absorbing at
+        once."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            at_once = self._at_once()
+            cost, falls = self._swept_down(policy, sweeps, start, at_once)
+            return np.minimum(_rounded_up(cost), at_once), falls
+
+    def _swept_down(
+        self, policy: Policy, sweeps: int, start: list[Array] | None, at_once: Array
+    ) -> tuple[Array, NDArray[np.bool_]]:
+        """Differences grow without bounds where sums are seen for thousands of rounds; what is no number is passed
+        over."""
+        now = self.follow(_only_heard if start is None else lambda t, p: p * start[t], 0)
+        before = best = np.fmin(at_once, self.cost(now))
+        for sweep in range(sweeps):
+            other = self.swept(now)
+            way, cost = self._between(now, other)
+            before, best = best, np.fmin(best, cost)
+            if policy is Policy.SWEPT and sweep == sweeps - 1:
+                break
+            _move_(now, other, way)
+            if not _falls(before, best):
+                break
+        falls = before - best > FALLING * before
+        return (best if policy is Policy.SWEPT else self._descend(now.carried, best)), falls
+
+    def follow(self, absorb: Callable[[int, Array], Array | float], place: int) -> _Followed:
+        """What comes of a policy: `absorb(t, p)` is what it absorbs of p in round t; 0 in the last round.
+
+        Nodes that are heard absorb all, whatever it says. There is place for two of them.
+        """
+        now, p = _Followed(*self._room[2 * place : 2 * place + 2]), np.zeros(self.shape[1:])
+        for t, step in enumerate(self.steps):
+            self._enter_(p, t)
+            q, absorbed = now.carried[t], now.shares[t]
+            absorbed[:] = absorb(t, p) if t < len(self.steps) - 1 else 0.0
+            np.copyto(absorbed, 0.0, where=step.without)
+            absorbed[step.heard] = p[step.heard]
+            np.subtract(p, absorbed, out=q)
+            if step.summed is not None:
+                absorbed += step.summed @ q
+            absorbed /= step.noise
+            p = step.transfer @ q
+        return now
+
+    def _enter_(self, p: Array, t: int) -> None:
+        """Add what the victims' own changes make of the difference."""
+        if self.part[t]:
+            np.add.at(p, (self.victims, self.columns), self.steps[t].takes[self.victims])
+
+    def swept(self, now: _Followed) -> _Followed:
+        """What comes of the answer to a policy."""
+        wanted = self._answer(now)
+        return self.follow(lambda t, p: np.minimum(wanted[t], p), 1)
+
+    def _answer(self, now: _Followed) -> Array:
+        """What to absorb in every round if the differences stay as they are: a sweep back in time."""
+        out, later = self._room[4], np.zeros(self.shape[1:])
+        for t in range(len(self.steps) - 1, -1, -1):
+            step, carried, wanted = self.steps[t], now.carried[t], out[t]
+            further = step.back @ later
+            absorbed = now.shares[t] * step.noise
+            there = absorbed + carried
+            if step.summed is not None:
+                further += step.summed.T @ step.price(absorbed)
+            most = further * step.noise**2
+            if step.summed is not None:
+                there -= step.summed @ carried
+                most = np.maximum(most - step.summed @ carried, 0.0)
+            np.minimum(most, there, out=wanted)
+            wanted[step.heard] = there[step.heard]
+            price = step.price(wanted if step.summed is None else wanted + step.summed @ (there - wanted))
+            later = np.where(step.without, further, price)
+        return out
+
+    def _slope(self, carried: Array) -> Array:
+        """Gradient of half the cost with respect to what is carried; where nothing can absorb, that follows."""
+        prices, out = np.empty(self.shape), np.empty(self.shape)
+        p, later = np.zeros(self.shape[1:]), np.zeros(self.shape[1:])
+        for t, step in enumerate(self.steps):
+            self._enter_(p, t)
+            q = np.where(step.without, p, carried[t])
+            prices[t] = step.price(p - q if step.summed is None else p - q + step.summed @ q)
+            p = step.transfer @ q
+        for t in range(len(self.steps) - 1, -1, -1):
+            step, price = self.steps[t], prices[t]
+            further = step.back @ later
+            if step.summed is not None:
+                further += step.summed.T @ price
+            out[t] = further - price
+            later = np.where(step.without, further, price)
+        return out
+
+    def _at_once(self) -> Array:
+        """The cost where every difference is absorbed as soon as there is noise to do so."""
+        if any(step.without.any() for step in self.steps):
+            return self.cost(self.follow(lambda _, p: p, 0))
+        cost = np.zeros(len(self.victims))
+        for step in (self.steps[t] for t in np.flatnonzero(self.part).tolist()):
+            price = np.where(np.isin(self.victims, step.bare), np.inf, step.noise[self.victims, 0] ** -2.0)
+            cost += np.where(step.takes[self.victims], price, 0.0)
+        return cost / self.unit**2
+
+    def cost(self, now: _Followed) -> Array:
+        """mu^2: infinite where a heard node without noise has to absorb anything."""
+        return np.where(self._exposed(now), np.inf, _dot(now.shares, now.shares) / self.unit**2)
+
+    def _exposed(self, now: _Followed) -> NDArray[np.bool_]:
+        """For which victims anything reaches a heard node without noise."""
+        found = np.zeros(self.shape[2], dtype=bool)
+        for step, share in zip(self.steps, now.shares, strict=True):
+            found |= share[step.bare].any(axis=0)
+        return found
+
+    def _between(self, now: _Followed, other: _Followed) -> tuple[Array, Array]:
+        """How far from one policy towards another the cost is least, for each victim, and that cost."""
+        along = _dot(now.shares, other.shares)
+        here, there = _dot(now.shares, now.shares), _dot(other.shares, other.shares)
+        way = np.clip((here - along) / np.maximum(here - 2 * along + there, 1e-300), 0.0, 1.0)
+        bare, other_bare = self._exposed(now), self._exposed(other)
+        way = np.where(bare, 1.0, np.where(other_bare, 0.0, way))
+        cost = ((1 - way) ** 2 * here + 2 * way * (1 - way) * along + way**2 * there) / self.unit**2
+        return way, np.where(bare & other_bare, np.inf, cost)
+
+    def shares_after(self, sweeps: int) -> list[Array]:
+        """Which share of the difference each node absorbs in each round after so many sweeps."""
+        now = self.follow(_only_heard, 0)
+        for _ in range(sweeps):
+            other = self.swept(now)
+            _move_(now, other, self._between(now, other)[0])
+        shares = []
+        for step, carried, share in zip(self.steps, *now, strict=True):
+            absorbed = share * step.noise
+            whole = absorbed + carried
+            shares.append(np.divide(absorbed, whole, out=np.zeros_like(whole), where=whole > 0))
+        return shares
+
+    def _descend(self, carried: Array, best: Array) -> Array:
+        """Accelerated projected gradients on what is carried, from a policy on; the best cost of each victim."""
+        bound, momentum, last = _steepest(self.steps), 1.0, best
+        before = ahead = carried
+        for iteration in range(ITERATIONS):
+            carried = np.maximum(ahead - self._slope(ahead) / bound, 0.0)
+            for t, step in enumerate(self.steps):
+                carried[t, step.heard] = 0.0
+            following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
+            ahead = carried + (momentum - 1) / following * (carried - before)
+            before, momentum = carried, following
+            if iteration % CHECKED == CHECKED - 1:
+                best = np.fmin(best, self.cost(self.follow(partial(_absorb_rest, carried), 1)))
+                if not _falls(last, best):
+                    break
+                last = best
+        return best
+
+
+def _only_heard(_: int, p: Array) -> float:
+    """The policy that absorbs nothing but what is heard."""
+    return 0.0
+
+
+def _absorb_rest(carried: Array, t: int, p: Array) -> Array:
+    """The policy that carries at most so much in each round."""
+    return np.maximum(p - carried[t], 0.0)
+
+
+def _shared_start(ready: _Ready, part: NDArray[np.bool_], victims: NDArray[np.intp]) -> list[Array]:
+    """A linear policy, N x 1 in each round, that is made for all of these victims together."""
+    room = np.empty((5, len(ready.steps) * ready.steps[0].transfer.shape[0]))
+    return _Search(ready, part, victims, room, shared=True).shares_after(SHARED_SWEEPS)
 
 
 def _rounded_up(cost: Array) -> Array:
@@ -207,121 +456,31 @@ def _rounded_up(cost: Array) -> Array:
     return np.asarray(np.ldexp(np.ceil(mantissa * 2.0**40) / 2.0**40, exponent))
 
 
-def _search(block: Block, policy: Policy, sweeps: int, start: list[Array] | None, at_once: Array) -> _Found:
-    """The least cost of the policies on the way, and never above that of absorbing at once.
-
-    Differences grow without bounds where sums are seen for thousands of rounds; what is no number is passed over.
-    """
-    steps, best = block.steps, at_once
-    now = block.follow(_only_heard if start is None else lambda t, p, out: np.multiply(p, start[t], out=out), 0)
-    before = best = np.fmin(best, cost_of(steps, now))
-    for sweep in range(sweeps):
-        other = _swept(block, now)
-        way, cost = _between(steps, now, other)
-        before, best = best, np.fmin(best, cost)
-        if policy is Policy.SWEPT and sweep == sweeps - 1:
-            break
-        _move_(now, other, way)
-        if not _falls(before, best):
-            break
-    falls = before - best > FALLING * before
-    return _Found(best, falls) if policy is Policy.SWEPT else _Found(_descend(block, now, best), falls)
-
-
-def _only_heard(_: int, p: Array, out: Array) -> None:
-    """The policy that absorbs nothing but what is heard."""
-    out.fill(0.0)
-
-
-def _swept(block: Block, now: Followed) -> Followed:
-    """What comes of the answer to a policy."""
-    wanted = block.answer(now)
-    return block.follow(lambda t, p, out: np.minimum(wanted[t], p, out=out), 1)
-
-
-def _shared(block: Block) -> list[Array]:
-    """Which share of the difference each node absorbs in each round, made for all victims of a block together."""
-    now = block.follow(_only_heard, 0)
-    for _ in range(SHARED_SWEEPS):
-        other = _swept(block, now)
-        _move_(now, other, _between(block.steps, now, other)[0])
-    shares = []
-    for step, carried, share in zip(block.steps, *now, strict=True):
-        absorbed = share if step.noise is None else share * step.noise
-        whole = absorbed + carried
-        shares.append(np.divide(absorbed, whole, out=np.zeros_like(whole), where=whole > 0))
-    return shares
-
-
 def _falls(before: Array, best: Array) -> bool:
     """Whether a cost fell by enough to go on."""
-    with np.errstate(invalid="ignore"):
-        return bool(np.any(before - best > PROGRESS * before))
+    return bool(np.any(before - best > PROGRESS * before))
 
 
-def _between(steps: Sequence[Step], now: Followed, other: Followed) -> tuple[Array, Array]:
-    """How far from one policy towards another the cost is least, for each victim, and that cost."""
-    along = dot(now.shares, other.shares)
-    here, there = dot(now.shares, now.shares), dot(other.shares, other.shares)
-    way = np.clip((here - along) / np.maximum(here - 2 * along + there, 1e-300), 0.0, 1.0)
-    bare, other_bare = exposed(steps, now), exposed(steps, other)
-    way = np.where(bare, 1.0, np.where(other_bare, 0.0, way))
-    cost = ((1 - way) ** 2 * here + 2 * way * (1 - way) * along + way**2 * there) / steps[0].unit ** 2
-    return way, np.where(bare & other_bare, np.inf, cost)
+def _dot(one: Array, other: Array) -> Array:
+    """For each victim the sum of products."""
+    return np.asarray(np.einsum("tnv,tnv->tv", one, other).sum(axis=0))
 
 
-def _move_(now: Followed, other: Followed, way: Array) -> None:
+def _move_(now: _Followed, other: _Followed, way: Array) -> None:
     """Take the policy so far towards another, which is overwritten too.
 
     As a sum of positive terms: in a difference the smaller of two policies would be lost in rounding.
     """
-    rest, at_once = 1 - way, max(1, IN_CACHE // now.carried[0].size)
-    for some in chunks(len(now.carried), at_once):
-        for mine, theirs in ((now.carried[some], other.carried[some]), (now.shares[some], other.shares[some])):
-            theirs *= way
-            mine *= rest
-            mine += theirs
+    for mine, theirs in zip(now, other, strict=True):
+        theirs *= way
+        mine *= 1 - way
+        mine += theirs
 
 
-def _descend(block: Block, now: Followed, best: Array) -> Array:
-    """Accelerated projected gradients on what is carried, from a policy on; the best cost of each victim."""
-    bound, momentum, last = _steepest(block.steps), 1.0, best
-    together = block.together
-    before = [now.carried] if together else list(now.carried)
-    ahead = [carried.copy() for carried in before]
-    for iteration in range(ITERATIONS):
-        carried = block.slope(ahead)
-        for q, g in zip(ahead, carried, strict=True):
-            g /= bound
-            np.maximum(np.subtract(q, g, out=g), 0.0, out=g)
-        rounds = list(carried[0]) if together else carried
-        if together:
-            carried[0][:, block.steps[0].heard] = 0.0
-        else:
-            for step, q in zip(block.steps, rounds, strict=True):
-                q[step.heard] = 0.0
-        following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
-        ahead = [q + (momentum - 1) / following * (q - b) for q, b in zip(carried, before, strict=True)]
-        before, momentum = carried, following
-        report_work(2 * len(block.steps))
-        if iteration % CHECKED == CHECKED - 1:
-            reached = block.follow(partial(_absorb_rest, rounds), 1)
-            best = np.fmin(best, cost_of(block.steps, reached))
-            if not _falls(last, best):
-                break
-            last = best
-    return best
-
-
-def _absorb_rest(carried: list[Array], t: int, p: Array, out: Array) -> None:
-    """The policy that carries at most so much in each round."""
-    np.maximum(p - carried[t], 0.0, out=out)
-
-
-def _steepest(steps: Sequence[Step]) -> float:
+def _steepest(steps: Sequence[_Step]) -> float:
     """A bound on the largest eigenvalue of the cost's second derivative."""
     different = {id(step): step for step in steps}.values()
-    least = min(1.0 if step.noise is None else float(step.noise.min()) for step in different)
+    least = min(float(step.noise.min()) for step in different)
     travels = max(_norm(step.transfer) for step in different)
     summed = max((_norm(step.summed) for step in different if step.summed is not None), default=0.0)
     return (1 + travels + summed) ** 2 / least**2
@@ -332,3 +491,87 @@ def _norm(matrix: sparse.csr_array | Array) -> float:
     rows = np.asarray(abs(matrix).sum(axis=1)).ravel().max(initial=0.0)
     columns = np.asarray(abs(matrix).sum(axis=0)).ravel().max(initial=0.0)
     return float(np.sqrt(rows * columns))
+
+
+# --- any clipped training ------------------------------------------------------------------------------------------
+
+LATE = 24
+"""How many last rounds are tried without absorbing; all of them are tried too, for those whom nobody ever hears."""
+
+AT_ONCE = 4e6
+"""Differences, of nodes and victims, up to which clipped growth is tried: it takes hundreds of passes over them."""
+
+UNBOUNDED = 1e100
+"""Clipped growth in units of a record's sensitivity, which is smaller than Clip by the unknown size of a batch.
+
+A difference then costs what its victim could have absorbed at once, where it is heard in its own round; without bound,
+where it is heard later, from nodes that step; and nothing, where it is never heard, as in the figure of the gradients
+that reach the view.
+"""
+
+
+def may_gain(rounds: tuple[Coupling, ...], victims: int, growth: float) -> bool:
+    """Whether `late_cost` can be below the figure of the gradients that reach the view, and is affordable.
+
+    It helps where a heard node has more noise than the victim, or takes no step. With noise alike everywhere, rounds
+    alike and every node stepping, each difference that arrives has drifted by more than what its victim could have
+    absorbed; where growth is unbounded, it is enough that all who are heard step.
+    """
+    first, different = rounds[0], set(rounds)
+    if len(first.fresh) * victims > AT_ONCE:
+        return False
+    if growth >= UNBOUNDED:
+        return not all(bool((one.takes | ~one.must_absorb).all() and one.fresh.all()) for one in different)
+    alike = len(different) == 1 and bool(np.all(first.fresh == first.fresh[0]))
+    if not alike or growth < 1:
+        return True
+    idle = first.honest & ~first.takes
+    return bool(idle.any() and np.diff(first.transfer.indptr)[idle].any())
+
+
+def late_cost(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], scheme: Participation, growth: float) -> Array:
+    """mu^2 for any clipped training: a victim absorbs at once, except in last rounds whose traces come too late.
+
+    Models that are apart may then drift by `growth` a round each (p[k] += growth wherever p[k] > 0): the largest
+    difference of two clipped gradients, 2 Clip, in units of the largest sensitivity. Whatever reaches a heard node is
+    absorbed there. Sound for neural networks too, and not convex in what is absorbed.
+    """
+    T, worst = len(rounds), np.zeros(len(victims))
+    for pattern in scheme.patterns(T):
+        part = _taking_part(pattern, T)
+        saved = _absorbed_at_once(rounds, victims, part)
+        tried = [
+            saved[T - late] + _late(rounds[T - late :], victims, part[T - late :], growth)
+            for late in (*range(min(LATE, T)), T)
+        ]
+        worst = np.maximum(worst, np.min(tried, axis=0))
+    return worst
+
+
+def _absorbed_at_once(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], part: NDArray[np.bool_]) -> Array:
+    """What it costs victims to absorb at once, in no round, in the first, in the first two, and so on; T + 1 x V."""
+
+    def share(coupling: Coupling) -> Array:
+        jump = coupling.jump[victims]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(jump > 0, jump / coupling.fresh[victims], 0.0) ** 2
+
+    each_TV = np.where(part[:, None], np.array(map_equal_steps(share, rounds)), 0.0)
+    return np.concatenate([np.zeros((1, len(victims))), np.cumsum(each_TV, axis=0)])
+
+
+def _late(rounds: Sequence[Coupling], victims: NDArray[np.intp], part: NDArray[np.bool_], growth: float) -> Array:
+    """What rounds cost in which nobody absorbs but those who are heard, if nothing has travelled before."""
+    cost, p = np.zeros(len(victims)), np.zeros((len(rounds[0].fresh) if rounds else 0, len(victims)))
+    for coupling, takes_part in zip(rounds, part.tolist(), strict=True):
+        drift = growth * ((p > 0) & coupling.takes[:, None])
+        if takes_part:
+            own = victims, np.arange(len(victims))
+            drift[own] = np.maximum(drift[own], coupling.jump[victims])
+        p = p + drift
+        absorbed = np.where(coupling.must_absorb[:, None], p, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.where(absorbed > 0, absorbed / coupling.fresh[:, None], 0.0)
+        cost = cost + (share**2).sum(axis=0)
+        p = coupling.transfer @ (p - absorbed)
+    return cost

@@ -12,14 +12,12 @@ from sottovoce.core.final_models import FinalModels
 from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.absorption_policy import Policy
-from sottovoce.privacy.account_table import table_by_distance
 from sottovoce.privacy.assumptions import Assumption, at_other_noise
 from sottovoce.privacy.covering_views import Coverage, as_sums, coalitions, coverage, covering_views
 from sottovoce.privacy.guarantee import KINDS, Guarantee, Kind, guarantee_documents, parse_kind
-from sottovoce.privacy.kind_bounds import KindBounds
+from sottovoce.privacy.kind_bounds import KindBounds, Terms
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.rounding import round_up
-from sottovoce.privacy.terms import Terms
 from sottovoce.privacy.views import View, ViewKind, parse_view, with_final_models
 from sottovoce.support.json_numbers import JSON
 from sottovoce.support.notebook_html import DELTA, html_table
@@ -30,6 +28,11 @@ from sottovoce.tracing.noise_scaling import ROUNDING as NOISE_ROUNDING
 
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm
+from collections.abc import Iterable
+from typing import TypedDict
+
+from sottovoce.privacy.gaussian_dp import epsilons_of
+from sottovoce.privacy.guarantee import weakest
 
 IN_TURN = (Kind.AS_PUBLISHED, Kind.ANY_TRAINING, Kind.FIXED_STREAMS, Kind.CONVEX_TRAINING)
 """The order in which kinds are computed: what takes longest comes last."""
@@ -331,3 +334,46 @@ def _headline(found: list[Guarantee], averaging: bool, convex: bool) -> Guarante
             now = best.get(guarantee.victim)
             best[guarantee.victim] = guarantee if now is None or guarantee.mu < now.mu else now
     return max(best.values(), key=lambda guarantee: guarantee.mu) if best else None
+
+
+class AccountSettings(TypedDict, total=False):
+    """The settings of `account` besides the system and the adversary, as many as are given; `account` explains them."""
+
+    adjacency: str
+    participation: str | Participation
+    convex: bool
+    kinds: Sequence[str]
+    lipschitz: float | None
+    victims: Sequence[int] | None
+    final_models: str
+    covering: bool
+    optimised: bool
+
+
+def table_by_distance(
+    guarantees: Iterable[Guarantee], delta: float, headline: Guarantee | None = None
+) -> list[list[str]]:
+    """Epsilon by kind and by distance from the view: least, mean and largest over victims.
+
+    A `headline` that is about another adversary has a row of its own, the last one, which names that adversary.
+    """
+    table = [["kind", "figure", "distance", "victims", "mu min", "mean", "max", "epsilon min", "mean", "max"]]
+    groups: dict[tuple[str, int | None], list[Guarantee]] = {}
+    for guarantee in guarantees:
+        if guarantee.kind is not Kind.AS_PUBLISHED:
+            groups.setdefault((guarantee.kind, guarantee.distance), []).append(guarantee)
+    for (kind, distance), found in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1] or 0)):
+        table.append(_row(kind, distance, found, delta))
+    if headline is not None:
+        name = f"headline: {headline.kind} against {headline.view}"
+        table.append(_row(name, headline.distance, [headline], delta))
+    return table
+
+
+def _row(name: str, distance: int | None, found: Sequence[Guarantee], delta: float) -> list[str]:
+    columns = []
+    mus = [guarantee.mu for guarantee in found]
+    for values in (mus, epsilons_of(mus, delta).tolist()):
+        columns += [round_up(x) for x in (min(values), sum(values) / len(values), max(values))]
+    far = ("out of reach" if found[0].view.members else "-") if distance is None else str(distance)
+    return [name, weakest(one.figure for one in found).value, far, str(len(found)), *columns]

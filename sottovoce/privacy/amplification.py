@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sottovoce.core.noise import PerNode
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.privacy.bisection import Answer, Search, least_noise
+from sottovoce.privacy.calibration import Answer, Search, least_noise
 from sottovoce.privacy.covering_views import hides_in_sums, shares_secrets
 from sottovoce.privacy.gaussian_dp import epsilon_of, mu_of
 from sottovoce.privacy.loss_distributions import Releases, epsilon_of_releases

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from functools import cached_property
 
 from sottovoce.core.adjacency import Change
@@ -151,3 +151,16 @@ def at_other_noise(assumption: Assumption, system: LinearSystem) -> Assumption:
     if assumption.kind is AssumptionKind.ROUNDED_MODELS_NOT_COVERED:
         return rounding(system, covered=False, by_absorption=True)
     return assumption
+
+
+class NotCovered(StrEnum):
+    """What no figure covers; the value is its sentence."""
+
+    HELD_OUT_ROWS = (
+        "Held-out rows, on which models are tested: figures are about training rows, and nothing protects the others."
+    )
+    METRICS = "Metrics on held-out rows: they are computed without noise, and tell their readers about those rows."
+    TUNING = (
+        "Tuning: settings, or a run among several, that were chosen by such metrics carry what these tell into the "
+        "models."
+    )

@@ -27,9 +27,7 @@ from numpy.typing import NDArray
 from sottovoce.core.sparsity import columns_touched, rows_touching
 from sottovoce.privacy.exact.deflation import Entering, Left
 from sottovoce.privacy.observation import Observation, observe, with_own_messages
-from sottovoce.privacy.reach import reaching_gradients
-from sottovoce.privacy.reactions import open_by_steps
-from sottovoce.privacy.smallest_weight import SMALLEST, gossips_once, smallest_weight
+from sottovoce.privacy.reactions import SMALLEST, gossips_once, open_by_steps, reaching_gradients, smallest_weight
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.support.threads import one_thread
 from sottovoce.tracing.linear_system import LinearSystem

@@ -19,10 +19,16 @@ from sottovoce.core.participation import Participation
 from sottovoce.core.sum_grid import sum_grid
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.absorption import Coupling, all_step_with_noise, couple, may_couple
-from sottovoce.privacy.absorption_policy import Policy, least_cost
-from sottovoce.privacy.account_cost import check_policy_cost, policy_for
+from sottovoce.privacy.absorption_policy import (
+    UNBOUNDED,
+    Policy,
+    check_policy_cost,
+    late_cost,
+    least_cost,
+    may_gain,
+    policy_for,
+)
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind, rounding
-from sottovoce.privacy.clipped_growth import UNBOUNDED, late_cost, may_gain
 from sottovoce.privacy.closedness import Closedness, closedness, is_plainly_open
 from sottovoce.privacy.convexity import least_weight
 from sottovoce.privacy.covering_views import hides_in_sums, lacks_secrets
@@ -33,8 +39,7 @@ from sottovoce.privacy.final_models import covered_final_models
 from sottovoce.privacy.guarantee import Figure, Guarantee, Kind, TrainingProof
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.observation import Observation, observe
-from sottovoce.privacy.reach import reaching_gradients
-from sottovoce.privacy.terms import Terms
+from sottovoce.privacy.reactions import reaching_gradients
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem
 
@@ -365,10 +370,20 @@ class KindBounds:
 
     def _as_published(self) -> list[Guarantee]:
         """Every formula of the papers that applies, with a word where it is below the exact loss."""
-        from sottovoce.privacy.published_bounds import published
+        from sottovoce.privacy.published_formulas import published
 
         _require_messages(self.system)
         found = published(self.system, self.view, lipschitz=self.lipschitz, victims=self.observation.victims.tolist())
         if not found:
             raise Unaccountable(f"no paper has a formula for {self.system.algorithm.name} and the view {self.view}")
         return [guarantee for figure in found for guarantee in figure.guarantees]
+
+
+class Terms(NamedTuple):
+    """What may change, in which rounds it shows, what is known of local steps, and how far policies are searched."""
+
+    adjacency: Adjacency
+    scheme: Participation
+    convex: bool = False
+    lipschitz: float | None = None
+    optimised: bool = False

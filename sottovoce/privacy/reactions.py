@@ -13,9 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from sottovoce.core.mixing import Mixing
 from sottovoce.core.sparsity import columns_touched, rows_touching
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep
 from sottovoce.support.memo import once_for_each
+from sottovoce.support.threads import one_thread
+from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
 
 ROUNDING = 1e-13
 """Share of the terms of an entry below which a difference is rounding."""
@@ -153,3 +156,92 @@ def _differs(wanted: sparse.csr_array, combination: sparse.csr_array, rows: spar
     difference = abs(sparse.csr_array(wanted - combination @ rows))
     terms = sparse.csr_array(abs(wanted) + abs(combination) @ abs(rows))
     return np.diff(sparse.csr_array((difference - ROUNDING * terms) > 0).indptr) > 0
+
+
+# --- which gradients reach a view ------------------------------------------------------------------------------------
+
+
+@once_for_each
+def reaching_gradients(observation: Observation) -> NDArray[np.bool_]:
+    """Which (gradient round, victim) reach the view, directly or through another's query point: by the graph alone.
+
+    What reaches it is followed back in time, as a set of components of the state: those that a message of the view
+    holds, those that such a component is made of, and those that a node takes a gradient from which reaches the view.
+    So the set has all that an observation can depend on, for any model and any reaction.
+    """
+    n, V = observation.steps[0].out.state.shape[0], len(observation.victims)
+    seen = {step: tuple(map(columns_touched, step.observed[:2])) for step in observation.distinct_steps}
+    wanted = np.zeros(n, dtype=bool)  # components of the state that reach it
+    out: list[NDArray[np.bool_]] = []
+    later, settled = None, False
+    for step in reversed(observation.steps):
+        settled = later is not None and step is later[0] and (settled or np.array_equal(wanted, later[1]))
+        if settled:
+            out += out[-1:] if step.takes_gradients else []  # nothing changes from here on while rounds are equal
+            continue
+        later = (step, wanted)
+        of_state, of_gradient = seen[step]
+        carried = columns_touched(step.out.state, wanted) | of_state
+        if step.takes_gradients:
+            reaches = columns_touched(step.out.gradient, wanted) | of_gradient
+            out.append(reaches)
+            if step.point is not None:
+                asked = np.zeros(step.point.shape[0], dtype=bool)
+                asked[observation.victims[reaches]] = True
+                carried |= columns_touched(step.point, asked)
+        wanted = carried
+    return np.array(out[::-1]).reshape(-1, V)
+
+
+# --- how small a share weights leave ---------------------------------------------------------------------------------
+
+SMALLEST = 1e-9
+"""What the weights of a round may make of a value, at least, where sizes are compared with those of rounding errors."""
+
+NOTHING = 1e-13
+"""Singular values below this share of the largest are zero: such a combination of values leaves nothing."""
+
+LARGEST = 1_000
+"""Nodes up to which singular values are computed."""
+
+
+@once_for_each
+def smallest_weight(system: LinearSystem) -> float:
+    """The least share of a value, or of a combination of values, that a round can leave, over all its gossip steps.
+
+    Where a round gossips once, that is its smallest weight. Several times, and combinations that shrink at every step,
+    as differences between alike neighbours do, may be smaller: then the smallest singular value counts for every step.
+    """
+    smallest = 1.0
+    for step in dict.fromkeys(system.steps):
+        gossip = _gossip(step)
+        share = _singular_share if len(gossip) > 1 else _smallest_share
+        smallest = min(smallest, float(np.prod([share(mixing) for mixing in gossip])))
+    return smallest
+
+
+def gossips_once(system: LinearSystem) -> bool:
+    """Whether no round has more than one gossip step."""
+    return all(len(_gossip(step)) <= 1 for step in dict.fromkeys(system.steps))
+
+
+def _gossip(step: StepMatrices) -> list[Mixing]:
+    """The weights of all messages of a round that are not for all to see, as sums and published models are."""
+    both = zip(step.sent, step.mixings, strict=True)
+    return [mixing for sent, mixing in both if not sent.sender.size or sent.sender[0] != -1]
+
+
+def _smallest_share(mixing: Mixing) -> float:
+    sizes = np.abs(mixing.weights.data[mixing.weights.data != 0])
+    return float(sizes.min() / sizes.max()) if sizes.size else 1.0
+
+
+@once_for_each
+def _singular_share(mixing: Mixing) -> float:
+    """Zero, which is no more than the truth, for graphs that are too large."""
+    if mixing.n > LARGEST:
+        return 0.0
+    with one_thread():
+        values = np.linalg.svd(mixing.weights.toarray(), compute_uv=False)
+    values = values[values > NOTHING * values[0]]
+    return min(_smallest_share(mixing), float(values[-1] / values[0])) if values.size else 1.0

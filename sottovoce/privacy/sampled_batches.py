@@ -19,8 +19,7 @@ from sottovoce.core.sensitivity import per_node
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.amplification import epsilon_of_batches, noise_for, noise_multipliers, releases
 from sottovoce.privacy.assumptions import CHANGED_RECORD, AssumptionKind, rounding
-from sottovoce.privacy.bisection import least_noise
-from sottovoce.privacy.calibration import LARGEST, Target
+from sottovoce.privacy.calibration import LARGEST, Target, least_noise
 from sottovoce.privacy.composition import SampledLoss
 from sottovoce.privacy.covering_views import covering_views, lacks_secrets
 from sottovoce.privacy.final_models import covered_final_models

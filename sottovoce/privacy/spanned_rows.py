@@ -9,15 +9,15 @@ neither shows is not shown: the answer is no.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
-
-from sottovoce.privacy.meant_weights import SIMPLE, meant
 
 PRIME = 2**61 - 1
 
@@ -163,3 +163,18 @@ def _spanned_by_own_columns(rows: sparse.csr_array, by: sparse.csr_array) -> boo
         others = others[np.setdiff1d(np.arange(others.shape[0]), which)]
     over = abs(left) - ROUNDING * terms
     return not over.nnz or float(over.max()) <= 0
+
+
+# --- the fractions that weights stand for ----------------------------------------------------------------------------
+
+SIMPLE, NEAR, SMALL = 10**6, 1e-15, 1e-6
+"""A float next to a fraction with a denominator up to the first stands for it: by chance that is one float in 2,000.
+The distance may be the second, which is what is left of one when other weights are taken off, or for floats below the
+third four units in their last place."""
+
+
+def meant(value: float) -> Fraction:
+    """The simple fraction next to a float, or else the float itself."""
+    exact = Fraction(value)
+    simple = exact.limit_denominator(SIMPLE)
+    return simple if abs(simple - exact) <= (NEAR if abs(value) >= SMALL else 4 * math.ulp(value)) else exact

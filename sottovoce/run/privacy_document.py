@@ -11,10 +11,10 @@ from typing import NamedTuple
 from sottovoce.algorithms.registry import has_independent_noise
 from sottovoce.core.final_models import FinalModels
 from sottovoce.errors import InputError
+from sottovoce.privacy.assumptions import NotCovered
 from sottovoce.privacy.composition import Loss, read_loss
 from sottovoce.privacy.covering_views import Coverage
 from sottovoce.privacy.guarantee import PrivacyFigure
-from sottovoce.privacy.not_covered import NotCovered
 from sottovoce.privacy.views import View, everyone, read_view
 from sottovoce.support.config import Document
 from sottovoce.support.json_numbers import JSON, from_json

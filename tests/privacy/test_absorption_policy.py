@@ -10,8 +10,7 @@ from sottovoce import account, algorithm, dropout, metropolis, trace, uniform, v
 from sottovoce.core.participation import parse_participation
 from sottovoce.privacy import absorption_policy
 from sottovoce.privacy.absorption import couple
-from sottovoce.privacy.absorption_policy import Policy, least_cost
-from sottovoce.privacy.account_cost import policy_for
+from sottovoce.privacy.absorption_policy import Policy, least_cost, policy_for
 from sottovoce.privacy.guarantee import Kind
 
 EVERY = parse_participation("every")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,7 @@ from sottovoce.core.adjacency import Adjacency, Change, parse_adjacency
 from sottovoce.core.final_models import FinalModels
 from sottovoce.privacy import calibration, views
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind
-from sottovoce.privacy.bisection import least_noise
+from sottovoce.privacy.calibration import least_noise
 from sottovoce.privacy.covering_views import covering_views, lacks_secrets, stand_in_of
 from sottovoce.privacy.guarantee import Figure, Guarantee, Kind, PrivacyFigure, TrainingProof
 from sottovoce.support.json_numbers import from_json, is_number, to_json
@@ -150,7 +151,7 @@ def test_a_search_never_returns_a_sigma_that_was_not_seen_to_meet_the_target():
 
     class Uneven:
         def __init__(self, sigma):
-            self.headline, self.sigma = object(), sigma
+            self.headline, self.sigma = SimpleNamespace(proves_nothing=False), sigma
             self.mu = target.mu * (3.0 / sigma if round(sigma * 1e7) % 2 else 2.9 / sigma)
 
         def epsilon(self, delta):

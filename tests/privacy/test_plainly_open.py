@@ -11,7 +11,7 @@ from scipy import sparse
 from sottovoce import Coordinate, algorithm, metropolis, trace, views
 from sottovoce.privacy.closedness import closedness, is_plainly_open
 from sottovoce.privacy.observation import observe
-from sottovoce.privacy.reach import reaching_gradients
+from sottovoce.privacy.reactions import reaching_gradients
 from sottovoce.privacy.views import with_final_models
 from tests.cases import DIMENSION, ROUNDS, cases
 from tests.selection import rest_slow

@@ -11,10 +11,10 @@ from sottovoce import account, algorithm, dropout, fresh_erdos_renyi, iterate_ro
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.participation import parse_participation
 from sottovoce.privacy.absorption import couple
-from sottovoce.privacy.clipped_growth import UNBOUNDED, late_cost, may_gain
+from sottovoce.privacy.absorption_policy import UNBOUNDED, late_cost, may_gain
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.observation import observe
-from sottovoce.privacy.reach import reaching_gradients
+from sottovoce.privacy.reactions import reaching_gradients
 from sottovoce.privacy.views import with_final_models
 
 ROUNDS = 5

@@ -22,10 +22,9 @@ from sottovoce import (
 )
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.message_grid import message_grid
-from sottovoce.privacy.assumptions import NOT_ROUNDED_KINDS, Assumption, AssumptionKind
+from sottovoce.privacy.assumptions import NOT_ROUNDED_KINDS, Assumption, AssumptionKind, NotCovered
 from sottovoce.privacy.calibration import with_sigma
 from sottovoce.privacy.guarantee import PrivacyFigure
-from sottovoce.privacy.not_covered import NotCovered
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.privacy_report import report_privacy
 from sottovoce.run.training_run import prepare_run

@@ -16,7 +16,7 @@ from sottovoce.core.participation import Participation
 from sottovoce.core.sensitivity import largest, relative
 from sottovoce.core.topologies import fresh_erdos_renyi
 from sottovoce.privacy.all_pairs import all_pairs
-from sottovoce.privacy.published_bounds import published
+from sottovoce.privacy.published_formulas import published
 from tests.laws import rejects
 from tests.tracing.dense_oracle import trace_dense
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -11,9 +12,8 @@ from sottovoce import InputError, algorithm, metropolis, trace, views
 from sottovoce.core.participation import parse_participation
 from sottovoce.privacy import worst_case as worst_case_module
 from sottovoce.privacy.exact import routes
-from sottovoce.privacy.interior_point import are_definite_
 from sottovoce.privacy.observation import observe
-from sottovoce.privacy.worst_case import GAP, absolute_sum, bound, largest_bound, worst_case
+from sottovoce.privacy.worst_case import _is_definite, bound, semidefinite_value, worst_case
 
 
 def random_psd(rng, V, T, rank):
@@ -53,12 +53,12 @@ def test_dual_meets_primal(T, monkeypatch):
         assert signs(matrix) <= value * (1 + 1e-9)
         assert reached <= value * (1 + 1e-9)
         assert value <= reached * (1 + 1e-4)
-    assert (values <= absolute_sum(M) * (1 + 1e-6)).all()
+    assert (values <= np.abs(M).sum(axis=(1, 2)) * (1 + 1e-6)).all()
 
 
 def test_positive_matrices_need_no_solver():
     M = np.abs(random_psd(np.random.default_rng(0), 3, 6, 6))
-    np.testing.assert_array_equal(bound(M), absolute_sum(M))
+    np.testing.assert_allclose(bound(M), np.abs(M).sum(axis=(1, 2)), rtol=1e-15)
 
 
 def test_all_ones_would_be_too_small():
@@ -98,36 +98,11 @@ def test_the_worst_pattern_counts():
     assert (found <= worst_case(M, parse_participation("every"), 6)).all()
 
 
-@pytest.mark.parametrize("growing", [False, True])
-def test_the_largest_over_patterns_is_that_of_every_pattern_searched_by_itself(growing):
-    """Patterns that one certificate bounds are not searched: where they are far below, a little, or not at all."""
-    rng = np.random.default_rng(3)
-    alike = random_psd(rng, 6, 12, 4)
-    shares = [1.0, 1 - 1e-3, 1 - 1e-5, 1 - 1e-6, 1.0 + 1e-6]
-    M_PVTT = np.array([share * alike + 1e-7 * random_psd(rng, 6, 12, 2) for share in shares])
-    M_PVTT = np.concatenate([M_PVTT, random_psd(rng, 6, 12, 4)[None]])[:: -1 if growing else 1]
-    found = largest_bound(M_PVTT.reshape(-1, 12, 12), len(M_PVTT))
-    alone = np.max([bound(M_VTT) for M_VTT in M_PVTT], axis=0)
-    assert (found > absolute_sum(alike) / 1.5).all()
-    assert (found >= alone * (1 - 2 * GAP)).all()
-    assert (found <= alone * (1 + 2 * GAP)).all()
-    for v in range(6):
-        for M_VTT in M_PVTT:
-            assert primal(M_VTT[v], rng, starts=3) <= found[v] * (1 + 1e-9)
-
-
-ODD_CYCLE = np.array([[1, -0.5, -0.5], [-0.5, 1, -0.5], [-0.5, -0.5, 1]])
-TWO_ROUNDS = np.pad(np.ones((2, 2)), (0, 1))
-
-
-@pytest.mark.parametrize(
-    ("known", "other"),
-    [(0 * ODD_CYCLE, ODD_CYCLE), (1e6 * TWO_ROUNDS, 1e8 * ODD_CYCLE), (1e-250 * TWO_ROUNDS, 1e80 * ODD_CYCLE)],
-)
-def test_a_certificate_that_has_nothing_to_share_out_bounds_nothing(known, other):
-    """Patterns of late rounds, of which nothing is heard, and of rounds that others do not have."""
-    found = largest_bound(np.stack([known, other]), 2)
-    assert 4.5 * other[0, 0] <= found[0] <= 4.5 * other[0, 0] * (1 + 2 * GAP)
+def test_the_largest_over_patterns_is_that_of_every_pattern_searched_by_itself():
+    M = random_psd(np.random.default_rng(3), 6, 12, 4)
+    scheme = parse_participation("3x4")
+    alone = [bound(M[:, p][:, :, p]) for p in scheme.patterns(12)]
+    np.testing.assert_array_equal(worst_case(M, scheme, 12), np.max(alone, axis=0))
 
 
 @pytest.mark.parametrize("size", [1, 3, 40])
@@ -136,4 +111,49 @@ def test_what_is_no_number_has_no_cholesky_factor(size):
     some[1, -1, 0] = some[1, 0, -1] = np.nan
     some[2] = np.inf
     with np.errstate(invalid="ignore"):
-        assert are_definite_(some).tolist() == [True, False, False]
+        assert [_is_definite(one) for one in some] == [True, False, False]
+
+
+def odd_cycle(n):
+    """2 I - A of a cycle: the best vectors turn by (n - 1) / n of half a circle, and no signs are as good."""
+    M = 2 * np.eye(n)
+    for node in range(n):
+        M[node, (node + 1) % n] = M[(node + 1) % n, node] = -1
+    return M
+
+
+@pytest.mark.parametrize("T", [1, 2, 5, 20, 60])
+@pytest.mark.parametrize("rank", [1, 3, 40])
+def test_both_sides_of_the_programme_are_feasible_and_meet(T, rank):
+    for M in random_psd(np.random.default_rng(T + rank), 6, T, rank):
+        y, R = semidefinite_value(M, 1e-6)
+        assert np.linalg.eigvalsh(np.diag(y) - M)[0] >= -1e-12 * T * np.abs(M).max()
+        assert np.linalg.eigvalsh(R)[0] >= -1e-12 * T
+        np.testing.assert_allclose(np.diag(R), 1.0, rtol=1e-9)
+        reached = np.vdot(M, R)
+        assert reached <= y.sum() * (1 + 1e-12)
+        assert y.sum() <= reached * (1 + 1.1e-6)
+
+
+@pytest.mark.parametrize("n", [3, 5, 7, 21])
+def test_odd_cycles_have_the_value_of_vectors_that_turn(n):
+    y, _ = semidefinite_value(odd_cycle(n), 1e-8)
+    value = 2 * n + 2 * n * math.cos(math.pi / n)
+    assert value * (1 - 1e-12) <= y.sum() <= value * (1 + 1.1e-8)
+
+
+def test_matrices_of_rank_one_have_the_value_of_their_signs():
+    for a in np.random.default_rng(1).standard_normal((4, 30)):
+        y, _ = semidefinite_value(np.outer(a, a), 1e-7)
+        assert y.sum() >= np.abs(a).sum() ** 2 * (1 - 1e-12)
+        assert y.sum() == pytest.approx(np.abs(a).sum() ** 2, rel=1.1e-7)
+
+
+@pytest.mark.parametrize("size", [1e-280, 1e-30, 1.0, 1e30, 1e280])
+def test_sizes_do_not_matter_nor_do_rounds_that_tell_nothing(size):
+    quiet = np.zeros((9, 9))
+    quiet[2:7, 2:7] = odd_cycle(5)
+    for M, value in ((quiet, 10 + 10 * math.cos(math.pi / 5)), (np.diag([1.0] + [1e-13] * 8), 1 + 8e-13)):
+        y, _ = semidefinite_value(size * M, 1e-6)
+        assert y.sum() / size == pytest.approx(value, rel=1.1e-6)
+        assert y.sum() >= size * value * (1 - 1e-12)

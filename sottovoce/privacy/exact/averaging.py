@@ -30,8 +30,8 @@ from sottovoce.core.final_models import FinalModels
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.sparsity import columns_touched
 from sottovoce.privacy.exact.row_space import Exact, Power, Product, TooLarge, projector_entries
-from sottovoce.privacy.meant_weights import SIMPLE, meant
 from sottovoce.privacy.observation import Observation, selected_messages
+from sottovoce.privacy.spanned_rows import SIMPLE, meant
 from sottovoce.privacy.views import View
 from sottovoce.support.memo import once_for_each
 from sottovoce.support.threads import one_thread

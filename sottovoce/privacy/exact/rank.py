@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.core.mixing import Mixing
-from sottovoce.privacy.meant_weights import NEAR, SIMPLE, meant
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep
+from sottovoce.privacy.spanned_rows import NEAR, SIMPLE, meant
 
 PRIME = 33554393
 """The largest below 2^25: sums of 2^13 products fit into 64 bits."""

@@ -38,8 +38,7 @@ from sottovoce.privacy.exact.whitening import Array, Groups, Singular, kalman
 from sottovoce.privacy.guarantee import Figure
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients, matrices_given_noisy_gradients
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep, observe
-from sottovoce.privacy.reactions import knows_every_state, open_by_steps
-from sottovoce.privacy.smallest_weight import SMALLEST, smallest_weight
+from sottovoce.privacy.reactions import SMALLEST, knows_every_state, open_by_steps, smallest_weight
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.privacy.worst_case import worst_case
 from sottovoce.support.limits import Cost, check_cost
