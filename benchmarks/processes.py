@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -22,7 +23,7 @@ import torch
 from benchmarks.learning import job_of
 from benchmarks.loop import peak_gigabytes, settings
 from sottovoce import Topology, algorithm, metropolis, weigh
-from sottovoce.distributed.communication import Communicator
+from sottovoce.distributed.communication import Communicator, PendingExchange
 from sottovoce.distributed.launch import LOOPBACK, MEETING
 from sottovoce.distributed.placement import cut_edges, place_nodes
 from sottovoce.distributed.ranks import join_ranks
@@ -82,19 +83,32 @@ def play(begun: TrainingRun, rounds: int, communicator: Communicator | None = No
         took.append(time.perf_counter() - start)
     processor = time.process_time() - processor
     played.close()
-    sent, packing, waiting = _communication(communicator)
+    sent, waiting = _communication(communicator)
     return {
         "round": statistics.median(took), "rounds": took, "processor": processor / rounds,
         "gradient": gradient / rounds, "bytes": (sent - at_first[0]) / rounds,
-        "pack": (packing - at_first[1]) / rounds, "wire": (waiting - at_first[2]) / rounds, "memory": peak_gigabytes(),
+        "wire": (waiting - at_first[1]) / rounds, "memory": peak_gigabytes(),
     }  # fmt: skip
 
 
-def _communication(communicator: Communicator | None) -> tuple[int, float, float]:
-    """Bytes sent, and seconds of packing and of waiting, so far; none in one process."""
-    if communicator is None:
-        return 0, 0.0, 0.0
-    return communicator.sent_bytes, communicator.packing_seconds, communicator.waiting_seconds
+WAITED = [0.0]
+"""Seconds of waiting for other ranks so far."""
+
+
+def _communication(communicator: Communicator | None) -> tuple[int, float]:
+    """Bytes sent, and seconds of waiting, so far; none in one process."""
+    return (0, 0.0) if communicator is None else (communicator.sent_bytes, WAITED[0])
+
+
+def clocked(wait: Callable[[PendingExchange], None]) -> Callable[[PendingExchange], None]:
+    """The same, with its seconds counted."""
+
+    def waited(pending: PendingExchange) -> None:
+        begun = time.perf_counter()
+        wait(pending)
+        WAITED[0] += time.perf_counter() - begun
+
+    return waited
 
 
 def rank(what: str, rounds: str) -> None:
@@ -103,6 +117,7 @@ def rank(what: str, rounds: str) -> None:
     if "RANK" not in os.environ:
         print(json.dumps(play(begun, int(rounds))))
         return
+    PendingExchange.wait = clocked(PendingExchange.wait)
     with join_ranks(300.0) as ranks:
         begun = begun.hosted_by(ranks.transport(begun.topology, begun.seed))
         found = play(begun, int(rounds), ranks.communicator)
@@ -153,11 +168,11 @@ def speed(rounds: int = 6, repeat: int = 3) -> None:
         for size in (1, 2):
             found = measured(size, rounds, *what)
             times[size], processor[size] = (max(each[key] for each in found) for key in ("round", "processor"))
-            parts = [statistics.mean(each[key] for each in found) for key in ("gradient", "pack", "wire")]
+            parts = [statistics.mean(each[key] for each in found) for key in ("gradient", "wire")]
             rest = statistics.mean(statistics.mean(each["rounds"]) for each in found) - sum(parts)
             print(
                 f"  {size} processes: {times[size]:.2f}, processor time of the busiest {processor[size]:.2f}; "
-                f"gradient {parts[0]:.2f}, pack {parts[1]:.4f}, wire {parts[2]:.4f}, the rest {rest:.3f}; "
+                f"gradient {parts[0]:.2f}, wire {parts[1]:.4f}, the rest {rest:.3f}; "
                 f"load {os.getloadavg()[0]:.1f}", flush=True,
             )  # fmt: skip
         print(f"  speed-up {times[1] / times[2]:.2f}, by processor time {processor[1] / processor[2]:.2f}", flush=True)

@@ -39,7 +39,6 @@ class Communicator:
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.sent_bytes = 0
-        self.packing_seconds = self.waiting_seconds = 0.0
 
     def exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> PendingExchange:
         """Start to send a tensor to each of some ranks, and to receive into one from each of others."""
@@ -48,12 +47,12 @@ class Communicator:
         self.sent_bytes += sum(tensor.numel() * tensor.element_size() for tensor in outgoing.values())
         with backend_errors("sending to other ranks"):
             works = dist.batch_isend_irecv(operations) if operations else []
-        return PendingExchange(self, operations, works)
+        return PendingExchange(operations, works)
 
     def sum_(self, values: Tensor, *, counted: bool = True) -> None:
         """Add up over all ranks, in place; the same bits at every rank. What only measures is not `counted`."""
         self.sent_bytes += values.numel() * values.element_size() if counted else 0
-        with self.waiting(), backend_errors("adding up over all ranks"):
+        with backend_errors("adding up over all ranks"):
             dist.all_reduce(values)
 
     def gather(self, values: Tensor) -> list[Tensor]:
@@ -78,33 +77,18 @@ class Communicator:
             dist.all_reduce(largest, dist.ReduceOp.MAX)
         return [int(number) for number in largest]
 
-    @contextmanager
-    def packing(self) -> Iterator[None]:
-        """Counts the time that goes into making messages and taking them apart."""
-        begun = time.perf_counter()
-        yield
-        self.packing_seconds += time.perf_counter() - begun
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Counts the time that goes into waiting for other ranks."""
-        begun = time.perf_counter()
-        yield
-        self.waiting_seconds += time.perf_counter() - begun
-
 
 class PendingExchange:
     """Messages under way; their tensors must not change before `wait` returns."""
 
-    def __init__(self, communicator: Communicator, operations: list[dist.P2POp], works: list[dist.Work]) -> None:
-        self._communicator, self._operations, self._works = communicator, operations, works
+    def __init__(self, operations: list[dist.P2POp], works: list[dist.Work]) -> None:
+        self._operations, self._works = operations, works
 
     def wait(self) -> None:
         """Wait until all messages have arrived, and all have left."""
-        with self._communicator.waiting():
-            for work, operation in zip(self._works, self._operations, strict=True):
-                with backend_errors(f"waiting for rank {operation.peer}"):
-                    work.wait()
+        for work, operation in zip(self._works, self._operations, strict=True):
+            with backend_errors(f"waiting for rank {operation.peer}"):
+                work.wait()
         self._operations, self._works = [], []
 
 

@@ -1,8 +1,7 @@
 """Which rank hosts which nodes: blocks of equal size between which few edges run.
 
-Recursive bisection: nodes are put in order, cut where sizes are right, and pairs of nodes change sides as long as that
-leaves fewer edges cut (Kernighan and Lin 1970). Orders are that of node numbers, that of the Fiedler vector, and those
-of random mixtures of it with the next eigenvectors of the Laplacian; the best cut is kept.
+Recursive bisection: nodes are put in order, by their numbers or by the Fiedler vector, and cut where sizes are right;
+the order that cuts fewer edges is kept.
 
     >>> from sottovoce.core.topologies import metropolis
     >>> [block.tolist() for block in place_nodes(metropolis("path:6"), 2)]
@@ -11,7 +10,6 @@ of random mixtures of it with the next eigenvectors of the Laplacian; the best c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -28,15 +26,6 @@ Placement: TypeAlias = tuple[Nodes, ...]
 
 DENSE = 400
 """Up to so many nodes the Fiedler vector comes from a dense solver."""
-
-MIXTURES = 3
-"""So many mixtures of eigenvectors are tried: where the graph has symmetries no one of them is better than another."""
-
-REFINED = 2
-"""So many of the best cuts are refined."""
-
-SWAPS = 200
-"""At most so many pairs change sides in one pass, of which the best beginning is kept."""
 
 
 def read_placement(blocks: object, n: int, ranks: int) -> Placement:
@@ -77,77 +66,26 @@ def _bisect(edges: sparse.csr_array, nodes: Nodes, ranks: int, rng: np.random.Ge
     if ranks == 1:
         return [nodes]
     few = ranks // 2
-    sizes = [len(part) for part in np.array_split(nodes, ranks)]
+    size = sum(len(part) for part in np.array_split(nodes, ranks)[:few])
     among = sparse.csr_array(edges[nodes][:, nodes])
-    tried = []
-    for values in _orders(among, rng):
+    sides = []
+    for values in (np.arange(len(nodes)), _fiedler(among, rng)):
         first = np.zeros(len(nodes), dtype=bool)
-        first[np.argsort(values, kind="stable")[: sum(sizes[:few])]] = True
-        tried.append(first)
-    tried.sort(key=lambda side: _cut_weight(among, side))
-    first = min((_refine(among, side) for side in tried[:REFINED]), key=lambda side: _cut_weight(among, side))
-    return [
-        *_bisect(edges, nodes[first], few, rng),
-        *_bisect(edges, nodes[~first], ranks - few, rng),
-    ]
+        first[np.argsort(values, kind="stable")[:size]] = True
+        sides.append(first)
+    first = min(sides, key=lambda side: float(side @ (among @ (~side).astype(float))))
+    return [*_bisect(edges, nodes[first], few, rng), *_bisect(edges, nodes[~first], ranks - few, rng)]
 
 
-def _cut_weight(edges: sparse.csr_array, first: NDArray[np.bool_]) -> float:
-    return float(first @ (edges @ (~first).astype(float)))
-
-
-def _orders(edges: sparse.csr_array, rng: np.random.Generator) -> Iterator[NDArray[np.float64]]:
-    n = edges.shape[0]
-    yield np.arange(n, dtype=float)
-    if n < 3:
-        return
-    vectors = _smoothest(edges, min(3, n - 2), rng)
-    yield vectors[:, 0]
-    for _ in range(MIXTURES):
-        yield vectors @ rng.standard_normal(vectors.shape[1])
-
-
-def _smoothest(edges: sparse.csr_array, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Eigenvectors of the Laplacian's smallest eigenvalues after the first, the Fiedler vector in front."""
+def _fiedler(edges: sparse.csr_array, rng: np.random.Generator) -> NDArray[np.float64]:
+    """The eigenvector of the Laplacian's second smallest eigenvalue."""
     n, degrees = edges.shape[0], np.asarray(edges.sum(axis=1)).ravel()
     laplacian = sparse.csr_array(sparse.diags_array(degrees) - edges)
     if n <= DENSE:
-        return np.asarray(linalg.eigh(laplacian.toarray(), subset_by_index=[1, count])[1])
+        return np.asarray(linalg.eigh(laplacian.toarray(), subset_by_index=[1, 1])[1][:, 0])
     turned = sparse.csr_array((2 * float(degrees.max()) + 1) * sparse.eye_array(n) - laplacian)
     try:
-        values, vectors = eigsh(turned, k=count + 1, which="LA", v0=rng.standard_normal(n), tol=1e-3, maxiter=10 * n)
+        values, vectors = eigsh(turned, k=2, which="LA", v0=rng.standard_normal(n), tol=1e-3, maxiter=10 * n)
     except ArpackError:
-        return np.asarray(rng.standard_normal((n, count)))
-    return np.asarray(vectors[:, np.argsort(-values)][:, 1:])
-
-
-def _refine(edges: sparse.csr_array, first: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Passes of swaps, each of the pair that gains most or loses least, until a pass gains nothing."""
-    while True:
-        swaps, gains = _pass(edges, first)
-        best = int(np.argmax(gains)) if gains else 0
-        if not gains or gains[best] <= 0:
-            return first
-        first = first.copy()
-        for pair in swaps[: best + 1]:
-            first[list(pair)] ^= True
-
-
-def _pass(edges: sparse.csr_array, first: NDArray[np.bool_]) -> tuple[list[tuple[int, int]], list[float]]:
-    """Pairs that change sides one after the other, each node at most once, and what is gained up to each."""
-    side = np.where(first, 1.0, -1.0)
-    gain = -side * np.asarray(edges @ side).ravel()  # edges cut less edges kept, of each node
-    free, swaps, gains, total = np.ones(len(side), dtype=bool), [], [], 0.0
-    for _ in range(min(SWAPS, int(first.sum()), int((~first).sum()))):
-        a = int(np.argmax(np.where(free & (side > 0), gain, -np.inf)))
-        to_a = edges[[a]].toarray().ravel()
-        b = int(np.argmax(np.where(free & (side < 0), gain - 2 * to_a, -np.inf)))
-        total += gain[a] + gain[b] - 2 * to_a[b]
-        free[[a, b]] = False
-        for node, near in ((a, to_a), (b, edges[[b]].toarray().ravel())):
-            gain += 2 * side * side[node] * near  # an edge to a node that leaves is cut, one to a node that comes kept
-            gain[node] = -gain[node]
-            side[node] = -side[node]
-        swaps.append((a, b))
-        gains.append(total)
-    return swaps, gains
+        return np.asarray(rng.standard_normal(n))
+    return np.asarray(vectors[:, np.argmin(values)])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Generic, TypeVar, cast
@@ -41,7 +41,7 @@ from sottovoce.distributed.communication import (
 from sottovoce.distributed.launch import Place, leave_with_launcher, place_among_ranks
 from sottovoce.distributed.placement import place_nodes, read_placement
 from sottovoce.distributed.shard_transport import ShardTransport
-from sottovoce.distributed.sharded_rows import NodeShard, ShardedRows, as_tensor
+from sottovoce.distributed.sharded_rows import NodeShard, ShardedRows, as_tensor, parts_of
 from sottovoce.errors import Diverged, InputError, PeerLost, SottovoceError, Unaccountable
 from sottovoce.support.config import first_difference
 from sottovoce.support.own_code import raised_in_own_code
@@ -144,25 +144,16 @@ class Ranks:
     def on_rank_zero(self, act: Callable[[], Value]) -> Value:
         """Rank 0 acts, the others wait for the outcome."""
         key = self._next_key()
-        if self.rank:
-            waited: Outcome[Value] = self._outcome(key, 0)
-            return waited.result()
-        outcome: Outcome[Value] = Outcome()
-        with self._publishing(key, outcome):
-            outcome.value = act()
-        return outcome.result()
+        found: Outcome[Value] = self._outcome(key, 0) if self.rank else self._attempt(key, act, share=True)
+        return found.result()
 
     def on_every_rank(self, act: Callable[[], Value]) -> Value:
         """All act and wait for each other; the error of the lowest rank that has one is everyone's."""
-        key, outcome = self._next_key(), Outcome[Value]()
-        with self._publishing(f"{key}/{self.rank}", outcome, only_error=True):
-            outcome.value = act()
+        key = self._next_key()
+        own = self._attempt(f"{key}/{self.rank}", act, share=False)
         for rank in range(self.size):
-            if rank != self.rank:
-                self._outcome(f"{key}/{rank}", rank).result()
-            else:
-                outcome.result()
-        return outcome.result()
+            (own if rank == self.rank else self._outcome(f"{key}/{rank}", rank)).result()
+        return own.result()
 
     def transport(self, topology: Topology, seed: int, *, keep_received: bool = False) -> RankTransport:
         """Nodes as rank 0 places them: eigenvectors may differ in sign from machine to machine."""
@@ -225,20 +216,20 @@ class Ranks:
         self._calls += 1
         return f"call/{self._calls}"
 
-    @contextmanager
-    def _publishing(self, key: str, outcome: Outcome[Value], *, only_error: bool = False) -> Iterator[None]:
-        """Leave the outcome of a call for the others, and heartbeats until then."""
+    def _attempt(self, key: str, act: Callable[[], Value], *, share: bool) -> Outcome[Value]:
+        """Act, and leave for the others what came of it: an error, and the value where it is shared."""
+        found: Outcome[Value] = Outcome()
         try:
             with self._store.heartbeats():
-                yield
+                found.value = act()
         except SottovoceError as error:
-            outcome.error = error
+            found.error = error
         except BaseException as error:
-            outcome.error = PeerLost(f"rank {self.rank} was stopped by {type(error).__name__}: {error}")
+            found.error = PeerLost(f"rank {self.rank} was stopped by {type(error).__name__}: {error}")
             raise
         finally:
-            is_published = not only_error or outcome.error is not None
-            self._store.put(key, (outcome if is_published else Outcome()).document())
+            self._store.put(key, (found if share else Outcome(error=found.error)).document())
+        return found
 
     def _outcome(self, key: str, rank: int) -> Outcome[Value]:
         """What another rank published of a call."""
@@ -272,39 +263,30 @@ class RankTransport(ShardTransport):
 
     def secure_sum(self, gossip_step: GossipStep, sent: ShardedRows) -> ShardedRows:
         """Only the sum over a rank's nodes leaves it; of integers it is the same in any number of processes."""
-        if isinstance(gossip_step.grid, SumGrid):
-            return self._integer_sum(gossip_step.grid, sent)
-        weights = sparse.csr_array(gossip_step.mixing.weights[[0]][:, self.nodes])
-        total: Tensor = arrays.operator(weights, sent.own) @ sent.own
-        self.communicator.sum_(total)
-        return ShardedRows(self.shard, total.expand(len(sent.own), -1).clone())
-
-    def _integer_sum(self, grid: SumGrid, sent: ShardedRows) -> ShardedRows:
-        total = torch.from_numpy(encoded(arrays.to_numpy(sent.own), grid.step)).sum(dim=0)
-        self.communicator.sum_(total)
-        average = torch.from_numpy(grid.average(arrays.to_numpy(total).view(np.uint64)))
-        return ShardedRows(self.shard, average.expand(len(sent.own), -1).clone())
+        grid, own = gossip_step.grid, sent.own
+        if isinstance(grid, SumGrid):
+            total = torch.from_numpy(encoded(arrays.to_numpy(own), grid.step)).sum(dim=0)
+            self.communicator.sum_(total)
+            total = torch.from_numpy(grid.average(arrays.to_numpy(total).view(np.uint64)))
+        else:
+            total = arrays.operator(sparse.csr_array(gossip_step.mixing.weights[[0]][:, self.nodes]), own) @ own
+            self.communicator.sum_(total)
+        return ShardedRows(self.shard, total.expand(len(own), -1).clone())
 
     def neighbour_sums(self, gossip_step: GossipStep, grid: ModelGrid, sent: ShardedRows) -> ShardedRows:
         """Of neighbours here, one sum of integers leaves for each receiver elsewhere: what it gets adds up exactly."""
         plan, integers = self.shard.plan(gossip_step.mixing), encoded(arrays.to_numpy(sent.own), grid.step)
         weights = grid.weights.numerators[:, self.nodes]
-        with self.packing():
-            outgoing = {
-                peer: torch.from_numpy(weights[np.unique(edges.receiver)] @ integers)
-                for peer, edges in plan.outgoing.items()
-            }
-            incoming = {
-                peer: torch.empty((len(np.unique(edges.receiver)), integers.shape[1]), dtype=torch.int64)
-                for peer, edges in plan.incoming.items()
-            }
-        totals = weights[self.nodes] @ integers
+        receivers = {peer: np.unique(edges.receiver) for peer, edges in plan.incoming.items()}
+        outgoing = {
+            peer: torch.from_numpy(weights[np.unique(edges.receiver)] @ integers)
+            for peer, edges in plan.outgoing.items()
+        }
+        sums = torch.empty((sum(map(len, receivers.values())), integers.shape[1]), dtype=torch.int64)
+        incoming = parts_of(sums, receivers)
         self.exchange(gossip_step, outgoing, incoming, sent.own).wait()
-        for peer, sums in incoming.items():
-            totals[self.shard.position[np.unique(plan.incoming[peer].receiver)]] += sums.numpy()
+        totals = weights[self.nodes] @ integers
+        for peer, arrived in incoming.items():
+            totals[self.shard.position[receivers[peer]]] += arrived.numpy()
         rows = [grid.average(int(v), total) for v, total in zip(self.nodes, totals.view(np.uint64), strict=True)]
         return ShardedRows(self.shard, as_tensor(arrays.convert(np.stack(rows), sent.own)))
-
-    def packing(self) -> AbstractContextManager[None]:
-        """Counted by the communicator."""
-        return self.communicator.packing()

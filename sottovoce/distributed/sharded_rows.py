@@ -10,9 +10,9 @@ Shapes: N nodes, n nodes here, D parameters, E directed edges.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,131 +23,77 @@ from torch import Tensor
 
 from sottovoce.core import arrays
 from sottovoce.core.arrays import Operand, Reals, Rows
-from sottovoce.core.mixing import Mixing
+from sottovoce.core.mixing import Edges, Mixing
 from sottovoce.core.transport import Nodes
 
-
-class Crossing(NamedTuple):
-    """Edges between this rank and another, or between its own nodes, sorted by sender, then receiver."""
-
-    sender: Nodes
-    receiver: Nodes
+NOWHERE: Nodes = np.empty(0, dtype=np.intp)
+"""No nodes."""
 
 
 class ExchangePlan:
-    """What one mixing step asks of this rank."""
+    """What one mixing step asks of this rank.
+
+    `outgoing` and `incoming` are the edges between this rank and each other, `sends` and `receives` whose rows cross
+    along them, once each. `held` are the nodes here, then those elsewhere that a node here listens to; `within` are the
+    edges between nodes here.
+    """
 
     def __init__(self, shard: NodeShard, mixing: Mixing) -> None:
         self.shard, self.mixing = shard, mixing
-        sender, receiver, _ = mixing.edges
-        rank, from_rank, to_rank = shard.rank, shard.owner[sender], shard.owner[receiver]
-        others = [peer for peer in range(len(shard.blocks)) if peer != rank]
-        chosen = {peer: (from_rank == rank) & (to_rank == peer) for peer in others}
-        self.outgoing = {peer: Crossing(sender[some], receiver[some]) for peer, some in chosen.items() if some.any()}
-        chosen = {peer: (from_rank == peer) & (to_rank == rank) for peer in others}
-        self.incoming = {peer: Crossing(sender[some], receiver[some]) for peer, some in chosen.items() if some.any()}
-        within = (from_rank == rank) & (to_rank == rank) & (sender != receiver)
-        self.within = Crossing(sender[within], receiver[within])
+        sender, receiver, weight = mixing.edges
+        source, target, rank = shard.owner[sender], shard.owner[receiver], shard.rank
 
-    @cached_property
-    def sends(self) -> dict[int, Nodes]:
-        """Whose rows each rank needs from this one."""
-        return {peer: np.unique(edges.sender) for peer, edges in self.outgoing.items()}
+        def edges(chosen: NDArray[np.bool_]) -> Edges:
+            return Edges(sender[chosen], receiver[chosen], weight[chosen])
 
-    @cached_property
-    def receives(self) -> dict[int, Nodes]:
-        """Whose rows come from each rank."""
-        return {peer: np.unique(edges.sender) for peer, edges in self.incoming.items()}
+        def crossing(at: Nodes, here: Nodes) -> dict[int, Edges]:
+            chosen = {peer: (at == peer) & (here == rank) for peer in range(len(shard.blocks)) if peer != rank}
+            return {peer: edges(some) for peer, some in chosen.items() if some.any()}
 
-    @cached_property
-    def remote_senders(self) -> Nodes:
-        """All nodes elsewhere that a node here receives from, rank by rank."""
-        return np.concatenate([np.empty(0, dtype=np.intp), *self.receives.values()])
+        self.outgoing, self.incoming = crossing(target, source), crossing(source, target)
+        self.within = edges((source == rank) & (target == rank) & (sender != receiver))
+        self.sends = {peer: np.unique(edges.sender) for peer, edges in self.outgoing.items()}
+        self.receives = {peer: np.unique(edges.sender) for peer, edges in self.incoming.items()}
+        self.held = np.concatenate([shard.nodes, *self.receives.values()])
+        self._order = np.argsort(self.held)
+        self._operators: dict[torch.dtype, Tensor] = {}
 
-    @cached_property
-    def remote_blocks(self) -> dict[int, slice]:
-        """Where the rows from each rank lie among those of `remote_senders`."""
-        stops = np.cumsum([len(nodes) for nodes in self.receives.values()]).tolist()
-        starts = [0, *stops]
-        return {peer: slice(start, stop) for peer, start, stop in zip(self.receives, starts, stops, strict=False)}
+    @property
+    def away(self) -> Nodes:
+        """All nodes elsewhere that a node here listens to, rank by rank."""
+        return self.held[len(self.shard.nodes) :]
 
-    @cached_property
-    def _rows(self) -> sparse.csr_array:
-        return sparse.csr_array(self.mixing.weights[self.shard.nodes])
-
-    @cached_property
-    def local_sums(self) -> ShardSums:
-        """The sums of nodes that receive from nodes here alone."""
-        remote = self._rows.astype(bool).astype(np.int64) @ (~self.shard.here).astype(np.int64)
-        return self._sums(np.flatnonzero(remote == 0))
-
-    @cached_property
-    def remote_sums(self) -> ShardSums:
-        """The sums of the others."""
-        at = np.ones(len(self.shard.nodes), dtype=bool)
-        at[self.local_sums.targets] = False
-        return self._sums(np.flatnonzero(at))
-
-    def _sums(self, targets: Nodes) -> ShardSums:
-        weights = sparse.csr_array(self._rows[targets])
-        used = np.unique(weights.indices)
-        if self.shard.here[used].all():
-            used = self.shard.nodes  # nothing has to be put together
-        among = np.flatnonzero(self.shard.here[used])
-        away = np.flatnonzero(~self.shard.here[used])
-        order = np.argsort(self.remote_senders)
-        from_remote = order[np.searchsorted(self.remote_senders[order], used[away])] if len(away) else away
-        return ShardSums(
-            targets, sparse.csr_array(weights[:, used]), among, self.shard.position[used[among]], away, from_remote
+    @property
+    def arriving(self) -> Edges:
+        """All edges from elsewhere, rank by rank."""
+        each = self.incoming.values()
+        return Edges(
+            np.concatenate([NOWHERE, *(edges.sender for edges in each)]),
+            np.concatenate([NOWHERE, *(edges.receiver for edges in each)]),
+            np.concatenate([np.empty(0), *(edges.weight for edges in each)]),
         )
 
-    @cached_property
-    def weights_here(self) -> sparse.csr_array:
-        """Weights between nodes here, n x n."""
-        return sparse.csr_array(self._rows[:, self.shard.nodes])
+    def mixed(self, rows: Tensor) -> Tensor:
+        """`W @ rows` for the nodes here, from the rows of `held`; nothing is sent."""
+        if rows.dtype not in self._operators:
+            weights = sparse.csr_array(self.mixing.weights[self.shard.nodes][:, self.held[self._order]])
+            self._operators[rows.dtype] = arrays.operator(weights, rows)
+        return as_tensor(arrays.product(self._operators[rows.dtype], rows[self._order] if len(self.away) else rows))
 
-    @cached_property
-    def incoming_weights(self) -> dict[int, sparse.csr_array]:
-        """Weights of single messages from each rank, n x their number."""
-        found = {}
-        for peer, (sender, receiver) in self.incoming.items():
-            weight = np.asarray(self.mixing.weights[receiver, sender]).ravel()
-            where = (self.shard.position[receiver], np.arange(len(sender)))
-            found[peer] = sparse.csr_array((weight, where), shape=(len(self.shard.nodes), len(sender)))
-        return found
+    def mixed_messages(self, own: Tensor, noise: Tensor | float, messages: Tensor) -> Tensor:
+        """The same from rows of nodes here, the noise in their sums, and single messages that came along `arriving`."""
+        sender, receiver, weight = self.arriving
+        where = (self.shard.position[receiver], np.arange(len(sender)))
+        arrived = sparse.csr_array((weight, where), shape=(len(own), len(sender)))
+        among = sparse.csr_array(self.mixing.weights[self.shard.nodes][:, self.shard.nodes])
+        return arrays.operator(among, own) @ own + noise + arrays.operator(arrived, own) @ messages
 
 
-@dataclass(eq=False)
-class ShardSums:
-    """The sums of some nodes here: over rows from here and from elsewhere, in the order of node numbers."""
-
-    targets: Nodes
-    weights: sparse.csr_array
-    among: Nodes
-    own: Nodes
-    away: Nodes
-    from_remote: Nodes
-    _operator: Tensor | None = None
-
-    def into_(self, mixed: Tensor, own: Tensor, remote: Tensor | None) -> None:
-        """Fill the targets' rows of `mixed`."""
-        if not len(self.targets):
-            return
-        if self._operator is None or self._operator.dtype != own.dtype:
-            self._operator = arrays.operator(self.weights, own)
-        if not len(self.away) and len(self.own) == len(own):
-            rows = own
-        else:
-            rows = own.new_empty(len(self.among) + len(self.away), own.shape[1])
-            rows[self.among] = own[self.own]
-            if len(self.away):
-                assert remote is not None
-                rows[self.away] = remote[self.from_remote]
-        found = self._operator @ rows
-        if len(self.targets) == len(mixed):
-            mixed.copy_(found)
-        else:
-            mixed[self.targets] = found
+def parts_of(rows: Tensor, counts: Mapping[int, Nodes]) -> dict[int, Tensor]:
+    """The last rows of a tensor, divided among ranks: each has as many as nodes or edges are listed for it."""
+    sizes = [len(one) for one in counts.values()]
+    stops = np.cumsum([len(rows) - sum(sizes), *sizes]).tolist()
+    return {peer: rows[start:stop] for peer, (start, stop) in zip(counts, pairwise(stops), strict=True)}
 
 
 class NodeShard:
@@ -162,12 +108,8 @@ class NodeShard:
         for number, block in enumerate(blocks):
             self.owner[block] = number
             self.position[block] = np.arange(len(block))
+        self.here = self.owner == rank
         self.plan: Callable[[Mixing], ExchangePlan] = lru_cache(maxsize=64)(lambda mixing: ExchangePlan(self, mixing))
-
-    @cached_property
-    def here(self) -> NDArray[np.bool_]:
-        """Which nodes live here."""
-        return self.owner == self.rank
 
     def rows_here(self, values: Tensor) -> Tensor:
         """The rows of this rank's nodes of a tensor with a row for every node."""
@@ -178,67 +120,61 @@ Arithmetic: TypeAlias = Callable[[Tensor, Operand], Tensor]
 """An operation on tensors, number by number."""
 
 
-class Halo(NamedTuple):
-    """Rows of nodes that live elsewhere, as far as they are known here."""
+class Arrived(NamedTuple):
+    """Single messages that arrived from elsewhere, E x D, and the edges that they came along."""
 
-    nodes: Nodes
-    rows: Tensor
-
-
-class Arrivals(NamedTuple):
-    """Single messages that arrived from another rank, E x D, and the edges that they came along."""
-
-    edges: Crossing
+    edges: Edges
     rows: Tensor
 
 
 class ShardedRows:
-    """The rows of this rank's nodes of an N x D array, and, where they are known, rows of nodes elsewhere.
+    """The rows of this rank's nodes of an N x D array, followed by those of nodes `away` that are known here.
 
-    `arrivals` are single messages that nodes here received from elsewhere, kept for a recording.
+    `arrived` are single messages that nodes here received from elsewhere, kept for a recording.
     """
 
-    __slots__ = ("arrivals", "halo", "own", "shard")
+    __slots__ = ("arrived", "away", "rows", "shard")
     __array_ufunc__ = None
 
-    def __init__(
-        self, shard: NodeShard, own: Tensor, halo: Halo | None = None, arrivals: tuple[Arrivals, ...] = ()
-    ) -> None:
-        self.shard, self.own, self.halo, self.arrivals = shard, own, halo, arrivals
+    def __init__(self, shard: NodeShard, rows: Tensor, away: Nodes = NOWHERE, arrived: Arrived | None = None) -> None:
+        assert len(rows) == len(shard.nodes) + len(away)
+        self.shard, self.rows, self.away, self.arrived = shard, rows, away, arrived
 
     @property
     def shape(self) -> tuple[int, int]:
         """Of the whole array."""
-        return self.shard.n, int(self.own.shape[1])
+        return self.shard.n, int(self.rows.shape[1])
+
+    @property
+    def own(self) -> Tensor:
+        """The rows of the nodes here."""
+        return self.rows[: len(self.shard.nodes)]
+
+    @property
+    def held(self) -> Nodes:
+        """The node of each row."""
+        return np.concatenate([self.shard.nodes, self.away])
 
     def converted(self, values: Reals) -> Tensor:
         """Public numbers of all nodes, in the precision of the rows."""
-        return as_tensor(arrays.convert(values, self.own))
+        return as_tensor(arrays.convert(values, self.rows))
 
     def taken(self, index: Nodes) -> Tensor:
         """The rows of some nodes, which live here or are known here."""
-        here = self.shard.here[index]
-        rows = self.own.new_empty(len(index), self.own.shape[1])
-        rows[np.flatnonzero(here)] = self.own[self.shard.position[index[here]]]
-        if not here.all():
-            assert self.halo is not None, "rows of nodes elsewhere that never arrived"
-            order = np.argsort(self.halo.nodes)
-            at = order[np.searchsorted(self.halo.nodes[order], index[~here])]
-            rows[np.flatnonzero(~here)] = self.halo.rows[at]
-        return rows
+        held = self.held
+        order = np.argsort(held)
+        at = order[np.searchsorted(held, index, sorter=order)]
+        assert np.array_equal(held[at], index), "rows of nodes elsewhere that never arrived"
+        return self.rows[at]
 
     def in_precision_of(self, like: Rows) -> ShardedRows:
         """The same rows, in the precision of others here."""
-        wanted = as_sharded(like).own.dtype
-        return self if self.own.dtype == wanted else ShardedRows(self.shard, self.own.to(wanted))
+        wanted = as_sharded(like).rows.dtype
+        return self if self.rows.dtype == wanted else ShardedRows(self.shard, self.rows.to(wanted), self.away)
 
     def minus_scaled(self, factor: float, others: Rows) -> ShardedRows:
         """`self - factor * others`; rows of nodes elsewhere are known if those of both are."""
-
-        def act(mine: Tensor, theirs: Operand) -> Tensor:
-            return as_tensor(arrays.minus_scaled(mine, factor, theirs))
-
-        return self._with(as_sharded(others), act)
+        return self._with(others, lambda mine, theirs: as_tensor(arrays.minus_scaled(mine, factor, theirs)))
 
     def mapped(self, function: Callable[[Reals], Reals]) -> ShardedRows:
         """The rows here after a function of their numbers."""
@@ -256,38 +192,24 @@ class ShardedRows:
     def mixed_by(self, mixing: Mixing) -> ShardedRows:
         """`W @ rows`, where all rows that it takes are known here: nothing is sent."""
         plan = self.shard.plan(mixing)
-        mixed = arrays.new_rows(self.own)
-        remote = None
-        if len(plan.remote_senders):
-            assert self.halo is not None
-            assert np.array_equal(self.halo.nodes, plan.remote_senders)
-            remote = self.halo.rows
-        plan.local_sums.into_(mixed, self.own, remote)
-        plan.remote_sums.into_(mixed, self.own, remote)
-        return ShardedRows(self.shard, mixed)
+        assert np.array_equal(self.away, plan.away)
+        return ShardedRows(self.shard, plan.mixed(self.rows))
 
     # --- arithmetic ------------------------------------------------------------------------------------------------
 
     def _with(self, other: Operand, act: Arithmetic) -> ShardedRows:
         """`act` with other rows of this shard, a number, or one public number per node."""
         if isinstance(other, ShardedRows):
-            return ShardedRows(self.shard, act(self.own, other.own), self._halo_with(other, act))
+            if np.array_equal(self.away, other.away):
+                return ShardedRows(self.shard, act(self.rows, other.rows), self.away)
+            return ShardedRows(self.shard, act(self.own, other.own))
         if isinstance(other, np.ndarray) or arrays.is_torch(other):
             public = self.converted(other) if isinstance(other, np.ndarray) else other
             assert tuple(public.shape) == (self.shard.n, 1), "one public number per node"
-            halo = None
-            if self.halo is not None:
-                halo = Halo(self.halo.nodes, act(self.halo.rows, public[self.halo.nodes]))
-            return ShardedRows(self.shard, act(self.own, self.shard.rows_here(public)), halo)
-        if not isinstance(other, int | float | np.integer | np.floating):
+            other = public[torch.from_numpy(self.held)]
+        elif not isinstance(other, int | float | np.integer | np.floating):
             return NotImplemented
-        halo = None if self.halo is None else Halo(self.halo.nodes, act(self.halo.rows, other))
-        return ShardedRows(self.shard, act(self.own, other), halo)
-
-    def _halo_with(self, other: ShardedRows, act: Arithmetic) -> Halo | None:
-        if self.halo is None or other.halo is None:
-            return None
-        return Halo(self.halo.nodes, act(self.halo.rows, other.halo.rows))
+        return ShardedRows(self.shard, act(self.rows, other), self.away)
 
     def __add__(self, other: Operand) -> ShardedRows:
         return self._with(other, operator.add)

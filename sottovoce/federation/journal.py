@@ -16,7 +16,7 @@ from sottovoce.core import arrays
 from sottovoce.core.algorithm import State
 from sottovoce.core.arrays import Reals
 from sottovoce.core.random_streams import StreamName
-from sottovoce.distributed.sharded_rows import Halo, ShardedRows, as_tensor
+from sottovoce.distributed.sharded_rows import ShardedRows, as_tensor
 from sottovoce.federation.frames import MemberNumber
 from sottovoce.federation.link_rules import LinkRules
 from sottovoce.ledger.payloads import Place, Receipt, hashed
@@ -219,9 +219,7 @@ def _collect(value: State, named: dict[str, Reals], numbers: Numbers) -> None:
         for part in value:
             _collect(part, named, numbers)
     elif isinstance(value, ShardedRows):
-        if value.halo is not None:
-            named[f"{len(named)}{OF_OTHERS}"] = arrays.to_numpy(value.halo.rows)
-        named[f"{len(named)}"] = arrays.to_numpy(value.own)
+        named[f"{len(named)}{OF_OTHERS if len(value.away) else ''}"] = arrays.to_numpy(value.rows)
     else:
         named[f"{len(named)}"] = arrays.to_numpy(value)
 
@@ -234,10 +232,11 @@ def _restored(like: State, named: dict[str, Reals], numbers: Numbers) -> State:
         parts = [_restored(part, named, numbers) for part in like]
         return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
     if isinstance(like, ShardedRows):
-        halo = None
-        if like.halo is not None and next(iter(named)).endswith(OF_OTHERS):  # models have none after the first round
-            halo = Halo(like.halo.nodes, as_tensor(_next(named, like.halo.rows)))
-        return ShardedRows(like.shard, as_tensor(_next(named, like.own)), halo)
+        if next(iter(named)).endswith(OF_OTHERS):
+            return ShardedRows(like.shard, as_tensor(_next(named, like.rows)), like.away)
+        return ShardedRows(
+            like.shard, as_tensor(_next(named, like.own))
+        )  # models have no others' after the first round
     return _next(named, like)
 
 

@@ -31,7 +31,7 @@ from sottovoce.core.noise_sources import Sources
 from sottovoce.core.random_streams import RandomSource, StreamName
 from sottovoce.core.sum_grid import SumGrid
 from sottovoce.core.transport import Nodes
-from sottovoce.distributed.sharded_feed import ShardedFeed
+from sottovoce.distributed.shard_transport import ShardedFeed
 from sottovoce.distributed.sharded_rows import ShardedRows, as_sharded
 from sottovoce.federation.journal import Journal, KeptNoise
 from sottovoce.ledger.payloads import Place
