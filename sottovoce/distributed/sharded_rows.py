@@ -182,12 +182,11 @@ class ShardedRows:
 
     def where(self, chosen_N: NDArray[np.bool_], others: Rows) -> ShardedRows:
         """The rows here; those of nodes elsewhere, where both are known."""
-        theirs, halo = as_sharded(others), None
-        if self.halo is not None and theirs.halo is not None:
-            nodes = self.halo.nodes
-            halo = Halo(nodes, as_tensor(arrays.where(chosen_N[nodes], self.halo.rows, theirs.halo.rows)))
-        own = arrays.where(chosen_N[self.shard.nodes], self.own, theirs.own)
-        return ShardedRows(self.shard, as_tensor(own), halo)
+        theirs = as_sharded(others)
+        away = self.away if np.array_equal(self.away, theirs.away) else NOWHERE
+        held = np.concatenate([self.shard.nodes, away])
+        chosen = arrays.where(chosen_N[held], self.rows[: len(held)], theirs.rows[: len(held)])
+        return ShardedRows(self.shard, as_tensor(chosen), away)
 
     def mixed_by(self, mixing: Mixing) -> ShardedRows:
         """`W @ rows`, where all rows that it takes are known here: nothing is sent."""
