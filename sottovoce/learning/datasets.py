@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sottovoce.core.arrays import given_array
 from sottovoce.core.noise_key import check_seed
 from sottovoce.errors import InputError, SottovoceError, shortened
-from sottovoce.learning.catalogue import CATALOGUE, Entry, PublicStatistic, Rows, Targets
+from sottovoce.learning.catalogue import CATALOGUE, Entry, PublicStatistic, Rows, Targets, held_out, split_note
 from sottovoce.learning.lazy_rows import LARGEST_NORM, SMALLEST_NORM, Examples, Floats, clip_to_norm
-from sottovoce.learning.user_data import read_rows, rows_of
+from sottovoce.support.npz import read_npz
 from sottovoce.support.own_code import Offered, code_digest, named_object
 
 FOLDER = "SOTTOVOCE_DATA"
@@ -39,7 +40,7 @@ NAMES_A_TABLE = "table:"
 """How settings name a table of the user's own, or a folder of them."""
 
 UNIT_NORM = 1 + 2.0**-16
-"""The norm that is declared for rows scaled to norm one: norms are computed in float32 there."""
+"""The norm that is declared for rows scaled to norm one: they are rounded to float32."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -119,16 +120,10 @@ class Dataset:
 
 
 def _scaled_to_norm_one(rows: Floats) -> Floats:
-    """Each row over its norm; rows of zeros stay. Where squares leave the range of float32, float64 is used."""
-    with np.errstate(over="ignore", under="ignore"):
-        norms = np.linalg.norm(rows, axis=1, keepdims=True)
-        scaled = rows / np.maximum(norms, np.float32(1e-30))
-    doubtful = np.flatnonzero(~((norms > 1e-15) & (norms < 1e15)))
-    if doubtful.size:
-        precise = rows[doubtful].astype(np.float64)
-        lengths = np.linalg.norm(precise, axis=1, keepdims=True)
-        scaled[doubtful] = precise / np.where(lengths > 0, lengths, 1.0)
-    return scaled
+    """Each row over its norm; rows of zeros stay. In float64, so that no square leaves the range."""
+    precise = rows.astype(np.float64)
+    lengths = np.linalg.norm(precise, axis=1, keepdims=True)
+    return (precise / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -165,7 +160,7 @@ def load(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Datas
     """
     if name.startswith("file:"):
         path = user_file(name.removeprefix("file:"), folder)
-        return _user_dataset(path.stem, read_rows(path, check_seed(seed)))
+        return _user_dataset(path.stem, _read_rows(path, check_seed(seed)))
     if name not in CATALOGUE:
         raise InputError(
             f"data set {name!r}", f"known: {', '.join(dataset_names())}, file:PATH, table:PATH", "see docs/data.md"
@@ -204,7 +199,7 @@ def from_arrays(
         raise InputError(f"test of type {type(test).__name__}", "it must be a pair", "give test=(inputs, targets)")
     test_inputs, test_targets = (None, None) if test is None else test
     arrays = {"inputs": inputs, "targets": targets, "test_inputs": test_inputs, "test_targets": test_targets}
-    return _user_dataset(name, rows_of({**arrays, "groups": groups}, check_seed(seed)))
+    return _user_dataset(name, _user_rows({**arrays, "groups": groups}, check_seed(seed)))
 
 
 def _user_dataset(name: str, rows: Rows) -> Dataset:
@@ -254,6 +249,131 @@ def folder_of(folder: str | Path | None = None) -> Path | None:
     if not path.is_dir():
         raise InputError(f"folder {path}: no such folder", "data sets are read from a folder", f"check it, or {FOLDER}")
     return path
+
+
+# --- your own arrays --------------------------------------------------------------------------------------------------
+
+ARRAYS = ("inputs", "targets", "test_inputs", "test_targets", "groups")
+"""What an npz file may hold; the first two it must."""
+
+UNSCALED = "rows are as you gave them; no privacy figure covers what you scaled them with"
+
+
+def _read_rows(path: Path, seed: int) -> Rows:
+    """Rows from an npz file with `inputs` and `targets`, and more of ARRAYS if you like."""
+    found = read_npz(path)
+    unknown = sorted(set(found) - set(ARRAYS))
+    if unknown:
+        raise InputError(
+            f"{path}: array {unknown[0]!r}", f"arrays are {', '.join(ARRAYS)}", "see docs/your-own-data.md"
+        )
+    return _user_rows(found, seed, f"{path}: ")
+
+
+def _user_rows(arrays: Mapping[str, ArrayLike | None], seed: int, where: str = "") -> Rows:
+    """Checked rows; without test rows a fifth of the rows, of each class or of each group, is held out."""
+    given = {name: given_array(array, f"{where}{name}") for name, array in arrays.items() if array is not None}
+    lacking = next((name for name in ARRAYS[:2] if name not in given), None)
+    if lacking is not None:
+        raise InputError(f"{where}no {lacking}", "both inputs and targets are needed", f"give {lacking}")
+    if ("test_inputs" in given) != ("test_targets" in given):
+        raise InputError(
+            f"{where}test_inputs or test_targets alone", "they must be given together", "give both, or none"
+        )
+    inputs, words, classes = _checked(given["inputs"], given["targets"], where)
+    if len(classes) == 1:
+        raise InputError(f"{where}one class, {classes[0]}", "there is nothing to distinguish", "give two or more")
+    groups, group_names = _grouped(given.get("groups"), len(inputs), where)
+    shape, notes, test_groups = given["inputs"].shape[1:], [UNSCALED], None
+    targets, public = _positions(words, classes), [PublicStatistic.CLASSES] if classes else []
+    if "test_inputs" in given:
+        test_inputs, test_words, test_classes = _checked(given["test_inputs"], given["test_targets"], f"{where}test ")
+        alike = given["test_inputs"].shape[1:] == shape and bool(classes) == bool(test_classes)
+        if not alike or not set(test_classes) <= set(classes):
+            raise InputError(
+                f"{where}test rows of shape {given['test_inputs'].shape[1:]}, classes {_few(test_classes)}",
+                f"training rows are of shape {shape}, classes {_few(classes)}", "make them agree",
+            )  # fmt: skip
+        test_targets = _positions(test_words, classes)
+    else:
+        test = held_out(targets if classes else np.zeros(len(inputs)) if groups is None else groups, seed)
+        if not test.any():
+            raise InputError(
+                f"{where}{len(inputs)} rows",
+                "a fifth of each class is held out, and no class has three rows",
+                "give test rows",
+            )
+        notes.append(split_note(" of each class" if classes else " of each group" if groups is not None else "", seed))
+        public += [PublicStatistic.HELD_OUT_LABELS] if classes else []
+        test_inputs, inputs = inputs[test], inputs[~test]
+        test_targets, targets = targets[test], targets[~test]
+        if groups is not None:
+            test_groups, groups = groups[test], groups[~test]
+    return Rows(
+        Examples(inputs), targets, test_inputs, test_targets, shape, tuple(notes), classes=classes, groups=groups,
+        test_groups=test_groups, group_names=group_names, public_statistics=tuple(public),
+    )  # fmt: skip
+
+
+def _checked(
+    inputs: NDArray[np.generic], targets: NDArray[np.generic], where: str
+) -> tuple[NDArray[np.float32], NDArray[np.generic], tuple[str, ...]]:
+    """Flat float32 rows, targets, and the classes that they name; a fraction names none."""
+    if inputs.ndim < 2 or inputs.dtype.kind not in "biuf" or inputs.size == 0:
+        raise InputError(
+            f"{where}inputs are {inputs.dtype} of shape {inputs.shape}",
+            "they must be numbers, with a row for each example",
+            "give real numbers in at least two dimensions, none of length 0",
+        )  # fmt: skip
+    if targets.shape != inputs.shape[:1] or targets.dtype.kind not in "biufU":
+        raise InputError(
+            f"{where}targets are {targets.dtype} of shape {targets.shape}",
+            f"they must be numbers or words, one for each of {len(inputs)} rows", "give one column",
+        )  # fmt: skip
+    with np.errstate(over="ignore"):
+        flat = np.ascontiguousarray(inputs.reshape(len(inputs), -1), dtype=np.float32)
+    bad = np.flatnonzero(~np.isfinite(flat).all(axis=1))
+    if bad.size:
+        raise InputError(
+            f"{where}row {bad[0]} holds nan or infinity", "rows must be finite in float32", "fill or drop it"
+        )
+    if targets.dtype.kind != "f":
+        return flat, targets, tuple(map(str, np.unique(targets)))
+    with np.errstate(over="ignore"):
+        values = targets.astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(values))
+    if bad.size:
+        raise InputError(
+            f"{where}target {bad[0]} is nan or infinite", "targets must be finite in float32", "drop that row"
+        )
+    return flat, values, ()
+
+
+def _positions(targets: NDArray[np.generic], classes: tuple[str, ...]) -> Targets:
+    if not classes:
+        return np.asarray(targets, dtype=np.float32)
+    place = {name: position for position, name in enumerate(classes)}
+    return np.array([place[str(target)] for target in targets], dtype=np.int64)
+
+
+def _grouped(
+    groups: NDArray[np.generic] | None, rows: int, where: str
+) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+    """For each row the position of its group among the names of all groups, and these names."""
+    if groups is None:
+        return None, ()
+    if groups.shape != (rows,) or groups.dtype.kind not in "biuU":
+        raise InputError(
+            f"{where}groups are {groups.dtype} of shape {groups.shape}",
+            f"they must say who each of the {rows} rows comes from",
+            "give one column of whole numbers or words",
+        )  # fmt: skip
+    names, positions = np.unique(groups, return_inverse=True)
+    return positions.astype(np.int64), tuple(map(str, names))
+
+
+def _few(classes: tuple[str, ...]) -> str:
+    return ", ".join(classes[:5]) + (", ..." if classes[5:] else "") if classes else "none"
 
 
 # --- by the user's own code ----------------------------------------------------------------------------------------

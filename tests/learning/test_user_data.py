@@ -106,7 +106,7 @@ def test_one_clear_line_for_bad_arrays(change, line):
 @pytest.mark.parametrize(
     ("arrays", "line"),
     [
-        ({"inputs": X}, "no array 'targets'; arrays are inputs, targets, test_inputs, test_targets, groups"),
+        ({"inputs": X}, "no targets; both inputs and targets are needed"),
         ({"inputs": X, "targets": Y, "labels": Y}, "array 'labels'; arrays are inputs"),
         ({"inputs": X, "targets": Y.astype(object)}, "it holds Python objects, which are never unpickled"),
     ],
