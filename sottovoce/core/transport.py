@@ -51,14 +51,8 @@ def mixed_weight(gossip_step: GossipStep, weight: Rows | None) -> Rows | None:
     return None if weight is None else gossip_step.mixing @ weight
 
 
-class StoredRows(Protocol):
-    """One N x D array of a checkpoint, as a plain array: whole, or the rows of some nodes."""
-
-    def whole(self) -> Rows:
-        """All rows."""
-
-    def of(self, nodes: Nodes) -> Rows:
-        """The rows of some nodes, in ascending order."""
+StoredRows: TypeAlias = Callable[[Nodes | None], Rows]
+"""One N x D array of a checkpoint, as a plain array: the rows of the nodes that it is asked for, or all of it."""
 
 
 class Transport(Protocol):
@@ -219,4 +213,4 @@ class InProcess:
 
     def restore(self, stored: StoredRows, like: Rows | None) -> Rows:
         """The whole array."""
-        return stored.whole()
+        return stored(None)

@@ -305,13 +305,10 @@ class ShardTransport(ABC):
     def restore(self, stored: StoredRows, like: Rows | None) -> Rows:
         """The rows of the nodes here, and of the nodes elsewhere that are known here; what is public, whole."""
         if like is not None and not isinstance(like, ShardedRows):
-            return stored.whole()
+            return stored(None)
         away = NOWHERE if like is None else like.away
-        rows = [as_tensor(stored.of(self.nodes))]
-        if len(away):
-            order = np.argsort(away)
-            rows.append(as_tensor(stored.of(away[order]))[np.argsort(order)])
-        return ShardedRows(self.shard, torch.cat(rows), away)
+        held = np.concatenate([self.nodes, away])
+        return ShardedRows(self.shard, as_tensor(stored(held)), away)
 
 
 def _sharded_feed(inputs: LoopInputs) -> ShardedFeed:

@@ -18,10 +18,11 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeAlias, TypedDict
 
@@ -80,21 +81,24 @@ def save(
     coordinator = coordinator or SingleProcess()
     leaves: list[Rows] = []
     state, nesting = checkpoint.state, _nesting(checkpoint.state.loop_state, transport, leaves)
+    named = {str(number): arrays.to_numpy(_rows_here(rows, transport)) for number, rows in enumerate(leaves)}
+    split = {number: named.pop(number) for number in list(named) if transport.is_partial(leaves[int(number)])}
+    here = {"nodes": transport.nodes, **split} if split else {}
+    parts = [_part(path, state.rounds, rank, coordinator.size) for rank in range(1, coordinator.size)]
     if coordinator.rank:
-        _write(_part(path, state.rounds, coordinator.rank, coordinator.size), _rows_here(leaves, transport))
-    counts = [part.tolist() for part in coordinator.gather(torch.tensor([state.nonfinite, state.wire_bytes]))]
+        _write(parts[coordinator.rank - 1], here)
+    counts = coordinator.gather(torch.tensor([state.nonfinite, state.wire_bytes]))
     if coordinator.rank:
         return
-    parts = [_part(path, state.rounds, rank, coordinator.size).name for rank in range(1, coordinator.size)]
+    nonfinite, wire = torch.stack(counts).sum(0).tolist()
     about = {
         "format": FORMAT, "fingerprint": fingerprint, "rounds": state.rounds, "sent": list(state.sent),
-        "nonfinite": sum(nonfinite for nonfinite, _ in counts), "wire": sum(wire for _, wire in counts),
-        "lines": checkpoint.lines, "seconds": checkpoint.seconds, "carry": nesting, "parts": parts,
+        "nonfinite": nonfinite, "wire": wire, "lines": checkpoint.lines, "seconds": checkpoint.seconds,
+        "carry": nesting, "parts": [part.name for part in parts],
     }  # fmt: skip
-    text = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
-    _write(path, {"about": text, **_rows_here(leaves, transport), **_whole_arrays(leaves, transport)})
+    _write(path, {"about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8), **here, **named})
     for old in path.parent.glob(f"{path.stem}.*{path.suffix}"):
-        if old.name not in parts and re.fullmatch(r".+\.\d+\.\d+of\d+", old.stem):
+        if old not in parts and re.fullmatch(r".+\.\d+\.\d+of\d+", old.stem):
             old.unlink()
 
 
@@ -109,22 +113,13 @@ def _nesting(value: State, transport: Transport, leaves: list[Rows]) -> Nesting:
     if isinstance(value, tuple):
         return [_nesting(part, transport, leaves) for part in value]
     leaves.append(value)
-    partial = transport.is_partial(value)
-    is_torch = arrays.is_torch(transport.local(value) if partial else value)
-    return {"array": len(leaves) - 1, "torch": is_torch, "split": partial}
+    is_torch = arrays.is_torch(_rows_here(value, transport))
+    return {"array": len(leaves) - 1, "torch": is_torch, "split": transport.is_partial(value)}
 
 
-def _rows_here(leaves: list[Rows], transport: Transport) -> Arrays:
-    """The rows of the nodes here where other processes hold the rest, with the numbers of these nodes."""
-    partial = {str(number): rows for number, rows in enumerate(leaves) if transport.is_partial(rows)}
-    named = {number: arrays.to_numpy(transport.local(rows)) for number, rows in partial.items()}
-    return {"nodes": transport.nodes, **named} if named else {}
-
-
-def _whole_arrays(leaves: list[Rows], transport: Transport) -> Arrays:
-    """What every process has whole."""
-    whole = {str(number): rows for number, rows in enumerate(leaves) if not transport.is_partial(rows)}
-    return {number: arrays.to_numpy(rows) for number, rows in whole.items()}
+def _rows_here(rows: Rows, transport: Transport) -> Rows:
+    """What this process holds of some rows, as a plain array."""
+    return transport.local(rows) if transport.is_partial(rows) else rows
 
 
 def _write(path: Path, named: Arrays) -> None:
@@ -151,8 +146,19 @@ def load(path: Path, training_run: TrainingRun, fingerprint: str, coordinator: C
         raise _unlike_a_run(path, f"{about['rounds']} rounds and {about['lines']} lines of metrics")
     before = training_run.before().loop_state
     try:
-        files = _CheckpointFiles(path, about["parts"], stored, training_run.task.device)
-        loop_state = _restored(about["carry"], files, transport, before)
+        held = _nodes_in(path, about["parts"], stored)
+
+        def array(leaf: _Leaf, nodes: Nodes | None) -> Rows:
+            name, split = str(leaf["array"]), leaf["split"]
+            if nodes is None and not split:
+                values = stored[name] if name in stored else read_checked_npz(path, [name])[name]
+            else:
+                every = np.arange(transport.n)
+                values = _rows_of(held if split else {path: every}, name, every if nodes is None else nodes)
+            device = training_run.task.device
+            return torch.from_numpy(values).to(device) if leaf["torch"] else arrays.read_only(values)
+
+        loop_state = _restored(about["carry"], array, transport, before)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         if isinstance(error, InputError):
             raise
@@ -175,6 +181,35 @@ def _about(path: Path, stored: Arrays) -> Document:
     return dict(about)
 
 
+def _nodes_in(path: Path, parts: list[str], stored: Arrays) -> dict[Path, Nodes]:
+    """The nodes whose rows lie in each file of a checkpoint that is divided among ranks; nodes ascend in each."""
+    held = {path: stored["nodes"]} if parts else {}
+    for name in parts:
+        part = path.with_name(Path(name).name)
+        held[part] = read_checked_npz(part, ["nodes"])["nodes"]
+    if parts and sorted(np.concatenate([*held.values()])) != list(range(sum(map(len, held.values())))):
+        raise KeyError("nodes")
+    return held
+
+
+def _rows_of(held: Mapping[Path, Nodes], name: str, nodes: Nodes) -> Reals:
+    """The rows of some nodes of an array, from the files that hold them; others are never all in memory."""
+    at = {path: np.flatnonzero(np.isin(nodes, here)) for path, here in held.items()}
+    found = [read_rows(path, name, np.searchsorted(held[path], nodes[some])) for path, some in at.items() if len(some)]
+    return np.concatenate(found)[np.argsort(np.concatenate([*at.values()]))]
+
+
+def _restored(
+    nesting: Nesting, array: Callable[[_Leaf, Nodes | None], Rows], transport: Transport, before: State
+) -> State:
+    """The state of a nesting; tuples are of the kind that was in their place before the first round."""
+    if isinstance(nesting, list):
+        places = before if isinstance(before, tuple) else [None] * len(nesting)
+        parts = [_restored(part, array, transport, place) for part, place in zip(nesting, places, strict=True)]
+        return type(before)(*parts) if hasattr(before, "_fields") else tuple(parts)
+    return transport.restore(partial(array, nesting), before) if "array" in nesting else nesting["value"]
+
+
 def _check_state(path: Path, state: State, before: State, transport: Transport) -> None:
     """Refuse a state that this run cannot be in; `before` is the one that it starts with."""
     if isinstance(before, tuple) or isinstance(state, tuple):
@@ -182,115 +217,29 @@ def _check_state(path: Path, state: State, before: State, transport: Transport) 
             raise _unlike_a_run(path, "arrays that are nested in another way")
         for part, place in zip(state, before, strict=True):
             _check_state(path, part, place, transport)
-    elif state is not None and not isinstance(state, bool | int | float):
-        _check_rows(path, state, before, transport)
-
-
-def _check_rows(path: Path, rows: Rows, before: State, transport: Transport) -> None:
-    values = _rows_of(rows, transport)
-    if before is not None and not isinstance(before, bool | int | float):
-        expected = _rows_of(before, transport)
-        if (values.shape, values.dtype) != (expected.shape, expected.dtype):
-            what = f"an array of {values.dtype} and shape {values.shape}, in place of {expected.dtype} {expected.shape}"
-            raise _unlike_a_run(path, what)
-    if not np.isfinite(values).all():
+        return
+    found, expected = (
+        None if one is None or isinstance(one, bool | int | float) else arrays.to_numpy(_rows_here(one, transport))
+        for one in (state, before)
+    )
+    if found is None:
+        return
+    if expected is not None and (found.shape, found.dtype) != (expected.shape, expected.dtype):
+        what = f"an array of {found.dtype} and shape {found.shape}, in place of {expected.dtype} {expected.shape}"
+        raise _unlike_a_run(path, what)
+    if not np.isfinite(found).all():
         raise Diverged(
             f"{path}: nan or infinity", "training diverged, or the file was changed",
             "lower the step size, or the noise, and start a new run in another folder",
         )  # fmt: skip
 
 
-def _rows_of(rows: Rows, transport: Transport) -> Reals:
-    """The rows that this process holds, as numbers."""
-    return arrays.to_numpy(transport.local(rows) if transport.is_partial(rows) else rows)
-
-
 def _unlike_a_run(path: Path, what: str) -> InputError:
     return InputError(f"{path}: no checkpoint of this run: {what}", "it is written by sotto run", "start a new run")
 
 
-def _restored(nesting: Nesting, files: _CheckpointFiles, transport: Transport, before: State) -> State:
-    """The state of a nesting; tuples are of the kind that was in their place before the first round."""
-    if isinstance(nesting, list):
-        places = before if isinstance(before, tuple) else [None] * len(nesting)
-        parts = [_restored(part, files, transport, place) for part, place in zip(nesting, places, strict=True)]
-        return type(before)(*parts) if hasattr(before, "_fields") else tuple(parts)
-    if "array" not in nesting:
-        return nesting["value"]
-    stored = _StoredArray(files, str(nesting["array"]), nesting["torch"], nesting["split"])
-    return transport.restore(stored, before)
-
-
-class _CheckpointFiles:
-    """The file of rank 0, and the parts of other ranks, each with the numbers of the nodes whose rows it holds.
-
-    `device` is where tensors are to lie.
-    """
-
-    def __init__(self, path: Path, parts: list[str], stored: Arrays, device: torch.device) -> None:
-        self.path, self._stored, self.device = path, stored, device
-        self.nodes = {path: stored["nodes"]} if parts else {}
-        for name in parts:
-            part = path.with_name(Path(name).name)
-            self.nodes[part] = read_checked_npz(part, ["nodes"])["nodes"]
-        if parts and sorted(np.concatenate([*self.nodes.values()])) != list(range(self.n)):
-            raise KeyError("nodes")
-
-    @property
-    def n(self) -> int:
-        """Nodes of all parts together."""
-        return sum(len(nodes) for nodes in self.nodes.values())
-
-    def whole(self, name: str) -> Reals:
-        """An array that is stored whole."""
-        return self._stored[name] if name in self._stored else read_checked_npz(self.path, [name])[name]
-
-    def split_rows(self, name: str, nodes: Nodes) -> Reals:
-        """The rows of some nodes of an array that is stored in parts."""
-        found: Reals | None = None
-        for path, held in self.nodes.items():
-            at = np.flatnonzero(np.isin(nodes, held))
-            if len(at):
-                rows = read_rows(path, name, np.searchsorted(held, nodes[at]))
-                found = np.empty((len(nodes), *rows.shape[1:]), dtype=rows.dtype) if found is None else found
-                found[at] = rows
-        if found is None:
-            raise KeyError(name)
-        return found
-
-
-@dataclass(frozen=True)
-class _StoredArray:
-    """One array of a checkpoint, by its name, stored whole or split into parts."""
-
-    files: _CheckpointFiles
-    name: str
-    is_torch: bool
-    is_split: bool
-
-    def whole(self) -> Rows:
-        if self.is_split:
-            return self._kind(self.files.split_rows(self.name, np.arange(self.files.n)))
-        return self._kind(self.files.whole(self.name))
-
-    def of(self, nodes: Nodes) -> Rows:
-        if self.is_split:
-            return self._kind(self.files.split_rows(self.name, nodes))
-        return self._kind(read_rows(self.files.path, self.name, nodes))
-
-    def _kind(self, values: Reals) -> Rows:
-        return torch.from_numpy(values).to(self.files.device) if self.is_torch else arrays.read_only(values)
-
-
 WRITING_TIMES = 20
 """Checkpoints are at least so many times further apart than one takes to write."""
-
-DECISION_SECONDS = 0.1
-"""Ranks decide together about so many seconds apart whether to go on: after each round it would cost much where rounds
-are short."""
-
-DECISION_ROUNDS = 1000
-"""They decide at least every so many rounds."""
 
 
 class Action(IntEnum):
@@ -303,40 +252,22 @@ class Action(IntEnum):
 
 
 class CheckpointSchedule:
-    """Asked after each round. An interrupt that reaches one rank stops all, after their next common decision."""
+    """Asked after each round. An interrupt that reaches one rank stops all, after the same round."""
 
-    def __init__(self, coordinator: Coordinator, seconds: float, rounds: int, first_round: int) -> None:
+    def __init__(self, coordinator: Coordinator, seconds: float, rounds: int) -> None:
         self._coordinator, self._seconds, self._rounds = coordinator, seconds, rounds
-        self._first_round, self._next_decision = first_round, 0
-        self._begun = self._saved = time.monotonic()
+        self._saved = time.monotonic()
         self._writing_seconds = 0.0
         self._wanted = Action.CONTINUE
 
     def after(self, rounds: int) -> Action:
-        """What to do after so many rounds."""
+        """What to do after so many rounds: rank 0 decides by its clock when to save, and any rank may stop all."""
         if rounds == self._rounds:
             return Action.SAVE
-        if rounds < self._next_decision:
-            return Action.CONTINUE
         interval = max(self._seconds, WRITING_TIMES * self._writing_seconds)
-        own = Action.SAVE if time.monotonic() - self._saved >= interval else Action.CONTINUE
-        return own if self._coordinator.size == 1 else self._decide(own, rounds, interval)
-
-    def _decide(self, own: Action, rounds: int, interval: float) -> Action:
-        """Rank 0 decides by its clock when to save and when to decide again; any rank may stop all."""
-        skipped = 1
-        if self._coordinator.rank == 0:
-            skipped = self._rounds_until_decision(rounds, interval)
-        else:
-            own = Action.CONTINUE
-        action, skipped = self._coordinator.maximum(max(self._wanted, own), skipped)
-        self._next_decision = rounds + skipped
-        return Action(action)
-
-    def _rounds_until_decision(self, rounds: int, interval: float) -> int:
-        seconds_a_round = (time.monotonic() - self._begun) / max(1, rounds - self._first_round)
-        wanted = min(DECISION_SECONDS, interval / 10) / max(seconds_a_round, 1e-6)
-        return int(min(DECISION_ROUNDS, max(1.0, wanted)))
+        is_due = self._coordinator.rank == 0 and time.monotonic() - self._saved >= interval
+        own = Action.SAVE if is_due else Action.CONTINUE
+        return Action(self._coordinator.maximum(max(self._wanted, own))[0])
 
     @contextmanager
     def saving(self) -> Iterator[None]:

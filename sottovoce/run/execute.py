@@ -296,9 +296,7 @@ class _Training:
         """Play the rounds after the checkpoint; returns where the run ends."""
         now, total, rank = self.checkpoint, self.training_run.rounds, self.coordinator.rank
         begun = time.monotonic() - now.seconds
-        schedule = CheckpointSchedule(
-            self.coordinator, self.experiment.machine.checkpoint_seconds, total, now.state.rounds
-        )
+        schedule = CheckpointSchedule(self.coordinator, self.experiment.machine.checkpoint_seconds, total)
         recorder = recorder_in(self.files.folder, self.training_run, self.experiment.record, rank)
         report_stage("the first round")
         with (
