@@ -52,9 +52,8 @@ from sottovoce.federation.member_folder import (
 from sottovoce.federation.peer_transport import PeerTransport, peer_transport
 from sottovoce.federation.secure_grpc import LinkSettings
 from sottovoce.learning.tables import Table, read_table
-from sottovoce.ledger.database import Database, open_ledger
+from sottovoce.ledger.database import Database, flush_folder, open_ledger
 from sottovoce.ledger.mask_keys import MaskKeys
-from sottovoce.ledger.payload_file import flush_folder
 from sottovoce.ledger.payloads import FIRST, Place
 from sottovoce.ledger.spending import Spending
 from sottovoce.ledger.steps import Steps

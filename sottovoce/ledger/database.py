@@ -4,8 +4,7 @@ All facts are entries of one table, each with a hash over itself and the hash be
 edited, taken out or put in between is noticed. Whoever computes every hash anew is not, nor whoever puts an older copy
 of the file back; the receipts of neighbours show both (`steps.py`).
 
-Bytes that may be needed again stand in a table of their own and can be deleted; their hashes are in entries. Long ones
-are in a file beside it (`payload_file.py`).
+Bytes that may be needed again stand in a table of their own and can be deleted; their hashes are in entries.
 """
 
 from __future__ import annotations
@@ -16,25 +15,18 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, TypeAlias, TypeVar
+from typing import IO
 
 from sottovoce.errors import InputError, SottovoceError, file_error
-from sottovoce.ledger.payload_file import LONG, Extent, PayloadFile, flush_folder
 from sottovoce.support.config import Document
 from sottovoce.support.files import irregular, open_to_append
 from sottovoce.support.json_numbers import JSON
 from sottovoce.support.text import parse_json
-
-Name = TypeVar("Name", str, int)
-Parts: TypeAlias = Sequence[bytes]
-"""The bytes of a payload, one piece after the other."""
-Stored: TypeAlias = bytes | Extent
-"""A payload as a row has it."""
 
 FORMAT = 3
 """Of the tables; a file of another format is refused."""
@@ -48,9 +40,10 @@ CREATE TABLE payloads (
     key TEXT, kind TEXT, name TEXT, bytes BLOB, start INTEGER, length INTEGER, PRIMARY KEY (key, kind, name)
 );
 """
+"""`start` and `length` are of earlier versions, which kept long bytes in a file of their own."""
 
-BESIDE = ("-wal", "-shm", "-journal", ".payloads")
-"""How names of files end that SQLite and `payload_file.py` keep beside a ledger."""
+BESIDE = ("-wal", "-shm", "-journal")
+"""How names of files end that SQLite keeps beside a ledger."""
 
 PAGE_BYTES = 1 << 14
 """Of a new file: messages are long, and small pages cost time for each."""
@@ -76,8 +69,6 @@ class Database:
         self.path, self._connection, self._lock = path, connection, lock
         self.is_usable = True
         self._number, self._hash = _check_chain(path, connection)
-        self._long = self._open_payloads(read_only=lock is None)
-        self._dropped: list[tuple[Extent, bool]] = []
 
     @contextmanager
     def transaction(self, *, flush: bool = True) -> Iterator[None]:
@@ -85,8 +76,9 @@ class Database:
 
         Without `flush` a power failure may undo it, together with all that follows up to the next flush; a kill cannot.
         """
-        self._require_usable()
-        before, dropped = (self._number, self._hash), len(self._dropped)
+        if not self.is_usable:
+            raise SottovoceError(f"{self.path}: an earlier write failed; start again with --resume")
+        before = self._number, self._hash
         try:
             self._connection.execute(f"PRAGMA synchronous={'FULL' if flush else 'NORMAL'}")
             self._connection.execute("BEGIN IMMEDIATE")
@@ -94,80 +86,29 @@ class Database:
             self._connection.execute("COMMIT")
         except BaseException as error:
             self._number, self._hash = before
-            del self._dropped[dropped:]
             if isinstance(error, sqlite3.Error):
-                raise self._failed(error) from None
+                self.is_usable = False
+                raise _unwritten(self.path, error) from None
             self._connection.execute("ROLLBACK")
             raise
-        self._tidy(is_flushed=flush)
 
     # --- bytes that may be needed again ----------------------------------------------------------------------------
 
-    def write(self, payloads: Mapping[Name, Parts], *, flush: bool = True) -> dict[Name, Stored]:
-        """Bytes as `store` takes them: long ones are on the disk when the call returns, before any transaction.
-
-        Without `flush` a power failure may take them, and leave the row that names them.
-        """
-        self._require_usable()
-        try:
-            found: dict[Name, Stored] = {
-                name: self._long.write(parts) if sum(map(len, parts)) >= LONG else b"".join(parts)
-                for name, parts in payloads.items()
-            }
-            if flush and any(isinstance(one, Extent) for one in found.values()):
-                self._long.flush()
-        except OSError as error:
-            raise self._failed(error) from None
-        return found
-
-    def store(self, key: str, kind: str, payloads: Mapping[str, Stored]) -> None:
+    def store(self, key: str, kind: str, payloads: Mapping[str, bytes]) -> None:
         """Within a transaction: bytes under a key, a kind and names."""
-        rows = [
-            (key, kind, name, None, *one) if isinstance(one, Extent) else (key, kind, name, one, None, None)
-            for name, one in payloads.items()
-        ]
-        self._connection.executemany("INSERT INTO payloads VALUES (?, ?, ?, ?, ?, ?)", rows)
+        rows = [(key, kind, name, payload) for name, payload in payloads.items()]
+        self._connection.executemany("INSERT INTO payloads (key, kind, name, bytes) VALUES (?, ?, ?, ?)", rows)
 
-    def stored(self, row: sqlite3.Row) -> bytes:
-        """The bytes that a row of payloads, with all its columns, stands for."""
-        return self._long.read(Extent(row["start"], row["length"])) if row["bytes"] is None else bytes(row["bytes"])
+    def stored(self, key: str, kind: str) -> dict[str, bytes]:
+        """The bytes under a key and a kind, by name."""
+        found = self.rows("SELECT name, bytes FROM payloads WHERE key = ? AND kind = ? ORDER BY name", (key, kind))
+        if any(payload is None for _, payload in found):
+            raise damaged(self.path, "an earlier version kept long messages elsewhere")
+        return dict(map(tuple, found))
 
-    def drop(self, where: str, values: tuple[object, ...], *, erase: bool) -> None:
-        """Within a transaction: delete payloads. If they are to be erased, the next ones are written over them."""
-        where = f"FROM payloads WHERE {where}"
-        found = self._connection.execute(f"SELECT start, length {where} AND bytes IS NULL", values)
-        self._dropped += [(Extent(*row), erase) for row in found]
-        self._connection.execute(f"DELETE {where}", values)
-
-    def _open_payloads(self, *, read_only: bool) -> PayloadFile:
-        used = self.rows("SELECT start, length FROM payloads WHERE bytes IS NULL")
-        try:
-            extents = [Extent(*row) for row in used]
-            return PayloadFile(Path(f"{self.path}.payloads"), extents, read_only=read_only)
-        except (ValueError, TypeError) as error:
-            raise damaged(self.path, str(error)) from None
-        except OSError as error:
-            raise _unwritten(self.path, error) from None
-
-    def _tidy(self, *, is_flushed: bool) -> None:
-        """After a transaction. What it dropped is named again if a power failure undoes it, so a flush comes first."""
-        try:
-            self._long.erase_released()
-        except OSError as error:
-            raise self._failed(error) from None
-        if is_flushed:
-            for extent, erase in self._dropped:
-                self._long.release(extent, erase=erase)
-            self._dropped.clear()
-
-    def _failed(self, error: sqlite3.Error | OSError) -> SottovoceError:
-        """A failure to write is final."""
-        self.is_usable = False
-        return _unwritten(self.path, error)
-
-    def _require_usable(self) -> None:
-        if not self.is_usable:
-            raise SottovoceError(f"{self.path}: an earlier write failed; start again with --resume")
+    def drop(self, where: str, values: tuple[object, ...]) -> None:
+        """Within a transaction: delete payloads. SQLite writes zeros over them."""
+        self._connection.execute(f"DELETE FROM payloads WHERE {where}", values)
 
     # --- entries ---------------------------------------------------------------------------------------------------
 
@@ -209,14 +150,9 @@ class Database:
 
     def close(self) -> None:
         """Close the file and let other processes write."""
-        try:
-            self._long.close()
-        except OSError as error:
-            raise self._failed(error) from None
-        finally:
-            self._connection.close()
-            if self._lock is not None:
-                self._lock.close()
+        self._connection.close()
+        if self._lock is not None:
+            self._lock.close()
 
 
 @contextmanager
@@ -278,6 +214,15 @@ def _make_and_lock(path: Path) -> IO[str]:
         _check_file(path)
         failed.pop_all()
     return lock
+
+
+def flush_folder(folder: Path) -> None:
+    """That a file was made in it is on the disk when this returns."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _check_permission(path: Path) -> None:
@@ -359,10 +304,9 @@ def damaged(path: Path, what: str) -> InputError:
     )  # fmt: skip
 
 
-def _unwritten(path: Path, error: sqlite3.Error | OSError) -> SottovoceError:
+def _unwritten(path: Path, error: sqlite3.Error) -> SottovoceError:
     """A write that failed: whether it is on the disk is not known, so the process must end."""
-    code = error.errno if isinstance(error, OSError) else getattr(error, "sqlite_errorcode", None)
-    full = code in ((errno.ENOSPC, errno.EDQUOT) if isinstance(error, OSError) else (sqlite3.SQLITE_FULL,))
+    full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
     what = "the disk is full" if full else f"it could not be written ({error})"
     remedy = "make room" if full else "check the disk"
     return SottovoceError(f"{path}: {what}; nothing is sent that was not stored first; {remedy}, then use --resume")

@@ -48,8 +48,7 @@ class MaskKeys:
 
     def keys(self) -> dict[str, bytes]:
         """The keys, of which none is left once they were erased."""
-        query = "SELECT name, bytes FROM payloads WHERE key = ? AND kind = ?"
-        found = {str(name): bytes(key) for name, key in self.database.rows(query, (self.run, MASK_KEYS))}
+        found = self.database.stored(self.run, MASK_KEYS)
         if found and _label(found) != self.label:
             raise damaged(self.database.path, "keys of masks differ from their hash")
         return found
@@ -57,7 +56,7 @@ class MaskKeys:
     def erase(self) -> None:
         """Delete the keys: whoever takes the ledger from now on cannot take masks off."""
         with self.database.transaction():
-            self.database.drop("key = ? AND kind = ?", (self.run, MASK_KEYS), erase=True)
+            self.database.drop("key = ? AND kind = ?", (self.run, MASK_KEYS))
 
 
 def enter_masks(database: Database, label: str, place: Place, receivers: Iterable[str]) -> None:

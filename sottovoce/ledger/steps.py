@@ -15,27 +15,25 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import AES
-from cryptography.hazmat.primitives.ciphers.modes import GCM
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from sottovoce.errors import InputError
-from sottovoce.ledger.database import Database, Entry, Name, damaged
+from sottovoce.ledger.database import Database, Entry, damaged
 from sottovoce.ledger.mask_keys import MaskKeys, enter_masks, masked_places
 from sottovoce.ledger.payloads import Place, Receipt, hashed
 
 STEP, RECEIVED, COINS, NOISE, END = "step", "received", "coins", "noise", "end"
 SENT, MESSAGE, OWN = "sent", "message", "own"
-"""Of a receiver the hash of its bytes is stored, and the bytes once for all that get the same."""
+"""Of receivers the hash is stored of what each gets, and the bytes once for all that get the same."""
 DIGITS = 64
 """Of a SHA-256 in hexadecimal."""
-SECRET = (OWN, COINS, NOISE)
-"""Kinds of bytes that never leave the member."""
+KEY_BYTES = 32
+"""Of the key in front of bytes that never leave the member."""
 
 
 class PendingMessage(NamedTuple):
@@ -116,35 +114,33 @@ class Steps:
             raise InputError(
                 f"{place}: not recorded, although {newest} is", "steps must be recorded in order", "skip it"
             )
-        sent = _digests(outgoing)
-        messages = {sent[name]: (payload,) for name, payload in outgoing.items()}
-        kept, drawn = with_keys(given), with_keys({} if noise is None else noise.by_round)
-        stored = self.database.write({**messages, **kept, **drawn})
-        body = {SENT: sent, OWN: {name: tag_of(*one) for name, one in kept.items()}}
-        if noise is not None:
-            body[NOISE] = {str(round): tag_of(*one) for round, one in drawn.items()}
+        sent, key = _digests(outgoing), self._key(place)
+        kept, drawn = (
+            _with_keys(given),
+            _with_keys({} if noise is None else {str(round): one for round, one in noise.by_round.items()}),
+        )
+        body = {SENT: sent, OWN: _tags(kept), **({} if noise is None else {NOISE: _tags(drawn)})}
         with self.database.transaction():
-            self.database.add(STEP, self._key(place), body)
+            self.database.add(STEP, key, body)
             if masks is not None:
                 enter_masks(self.database, masks, place, sent)
-            self.database.store(self._key(place), SENT, {name: digest.encode() for name, digest in sent.items()})
-            self.database.store(self._key(place), MESSAGE, {name: stored[name] for name in messages})
-            self.database.store(self._key(place), OWN, {name: stored[name] for name in kept})
+            self.database.store(key, MESSAGE, {sent[name]: payload for name, payload in outgoing.items()})
+            self.database.store(key, OWN, kept)
             for kind in (RECEIVED, OWN, COINS):
                 self._drop(kind, before=Place(place.round, 0))
             if noise is not None:
                 self._drop(NOISE, before=Place(noise.since, 0))
-                for round in drawn:
-                    self.database.store(self._key(Place(round, 0)), NOISE, {"": stored[round]})
+                for round, stored in drawn.items():
+                    self.database.store(self._key(Place(int(round), 0)), NOISE, {"": stored})
 
     def record_coins(self, place: Place, key: bytes) -> bytes:
         """Store the key of a batch's coins, before the gradient is computed; returns the one that is stored there.
 
         So a process that is killed in between draws the same batch again.
         """
-        found = self.database.rows("SELECT bytes FROM payloads WHERE key = ? AND kind = ?", (self._key(place), COINS))
+        found = self.database.stored(self._key(place), COINS)
         if found:
-            return bytes(found[0]["bytes"])
+            return found[""]
         if self._entry(COINS, place) is not None:
             raise InputError(f"{place}: its batch was already drawn", "a batch is drawn once", "go on after it")
         with self.database.transaction():
@@ -158,7 +154,7 @@ class Steps:
         """Store what came in, before it is used, also that it was nothing; with `tags`, for the receipts of senders.
 
         Another message of the same sender for a place is refused. Until the next step a power failure may take the
-        record, or the bytes: what came in is asked for again then.
+        record: what came in is asked for again then.
         """
         found, digests = self._received(place), _digests(incoming)
         before = found or {}
@@ -168,23 +164,12 @@ class Steps:
                 f"{place}: a second, different message from {other}", "a member sends one message for a place",
                 "keep the first one, and tell whoever runs that member",
             )  # fmt: skip
-        lost = self._lost(place)
-        new = {name: digest for name, digest in digests.items() if name not in before}
-        if found is not None and not new and not lost:
-            return
-        kept = [name for name in digests if name in new or name in lost]
-        stored = self.database.write({name: (incoming[name],) for name in kept}, flush=False)
-        with self.database.transaction(flush=False):
-            if found is None or new:
-                self.database.add(
-                    RECEIVED,
-                    self._key(place),
-                    {name: digest + tags.get(name, b"").hex() for name, digest in new.items()},
-                )
-            for name in lost:
-                values = (self._key(place), RECEIVED, name)
-                self.database.drop("key = ? AND kind = ? AND name = ?", values, erase=False)
-            self.database.store(self._key(place), RECEIVED, stored)
+        new = digests.keys() - before.keys()
+        if found is None or new:
+            body = {name: digests[name] + tags.get(name, b"").hex() for name in new}
+            with self.database.transaction(flush=False):
+                self.database.add(RECEIVED, self._key(place), body)
+                self.database.store(self._key(place), RECEIVED, {name: incoming[name] for name in new})
 
     def record_end(self, unended: Sequence[str]) -> None:
         """Store that the last step is over and nothing more is sent, and which neighbours may still have wanted it."""
@@ -200,36 +185,32 @@ class Steps:
         entry = self._entry(STEP, place)
         if entry is None:
             return None
-        received = None if self._lost(place) else self._received(place)
-        stored = self._stored(place, OWN)
-        for name, payload in stored.items():
-            self._check(place, stored_tag(payload), entry.body[OWN].get(name))
-        own = {name: payload[KEY_BYTES:] for name, payload in stored.items()}
+        received, key = self._received(place), self._key(place)
+        incoming, own = self.database.stored(key, RECEIVED), self.database.stored(key, OWN)
+        self._check(place, {name: digest_of(payload) for name, payload in incoming.items()}, received or {})
+        self._check(place, _tags(own), entry.body[OWN])
         return StepRecord(
-            place=place, sent=entry.body[SENT], received=received,
-            outgoing=self._outgoing(place),
-            incoming={} if received is None else self._stored(place, RECEIVED),
-            own=own,
+            place=place, sent=entry.body[SENT], received=received, outgoing=self._outgoing(place, entry.body[SENT]),
+            incoming=incoming, own={name: payload[KEY_BYTES:] for name, payload in own.items()},
         )  # fmt: skip
 
     def noise(self) -> dict[int, bytes]:
         """What correlated noise goes on from, by round."""
-        query = "SELECT * FROM payloads WHERE kind = ? AND key >= ? AND key < ? ORDER BY key"
-        rows = self.database.rows(query, self._span(NOISE))
-        stored = {_place(row["key"]): self.database.stored(row) for row in rows}
-        digests: dict[str, str] = {}
-        for entry in self.database.newest_first(STEP, self._prefix) if stored else ():
-            digests = entry.body.get(NOISE, {}) | digests
-            if len(digests) >= len(stored) and _place(entry.key) <= min(stored):
+        places = self._places_of(NOISE)
+        tags: dict[str, str] = {}
+        for entry in self.database.newest_first(STEP, self._prefix) if places else ():
+            tags = entry.body.get(NOISE, {}) | tags
+            if len(tags) >= len(places) and _place(entry.key) <= places[0]:
                 break
-        for place, payload in stored.items():
-            self._check(place, stored_tag(payload), digests.get(str(place.round)))
-        return {place.round: payload[KEY_BYTES:] for place, payload in stored.items()}
+        found = {place: self.database.stored(self._key(place), NOISE)[""] for place in places}
+        for place, stored in found.items():
+            self._check(place, _tags({str(place.round): stored}), tags)
+        return {place.round: stored[KEY_BYTES:] for place, stored in found.items()}
 
     def erase_noise(self) -> None:
         """Delete it: no round follows."""
         with self.database.transaction():
-            self.database.drop("kind = ? AND key >= ? AND key < ?", self._span(NOISE), erase=True)
+            self.database.drop("kind = ? AND key >= ? AND key < ?", self._span(NOISE))
 
     def newest(self) -> Place | None:
         """The last place that was recorded."""
@@ -243,24 +224,22 @@ class Steps:
 
     def pending(self) -> list[PendingMessage]:
         """All bytes that were not forgotten, in their order: what a restart sends."""
-        query = "SELECT DISTINCT key FROM payloads WHERE kind = ? AND key >= ? AND key < ? ORDER BY key"
-        places = [_place(key) for (key,) in self.database.rows(query, self._span(SENT))]
         return [
             PendingMessage(place, name, payload)
-            for place in places
-            for name, payload in sorted(self._outgoing(place).items())
+            for place in self._places_of(MESSAGE)
+            for name, payload in sorted(self._outgoing(place, self._sent(place)).items())
         ]
 
     def forget(self, before: Place) -> None:
         """Delete the bytes of earlier places; their hashes stay, and they are never computed again."""
         with self.database.transaction():
-            for kind in (SENT, MESSAGE, RECEIVED, OWN, COINS):
+            for kind in (MESSAGE, RECEIVED, OWN, COINS):
                 self._drop(kind, before=before)
 
     def receipt(self, sender: str) -> Receipt | None:
         """The newest message of a neighbour that is recorded here: what it is told when it comes back."""
         found = (entry for entry in self.database.newest_first(RECEIVED, self._prefix) if sender in entry.body)
-        entry = next((entry for entry in found if sender not in self._lost(_place(entry.key))), None)
+        entry = next(found, None)
         if entry is None:
             return None
         digest, tag = _digest_and_tag(entry.body[sender])
@@ -308,9 +287,13 @@ class Steps:
         return kind, self._prefix, self._prefix + "~"
 
     def _drop(self, kind: str, *, before: Place) -> None:
-        """Within a transaction: stored bytes of earlier places. Those that nobody else has are erased."""
-        bounds = (kind, self._prefix, self._key(before))
-        self.database.drop("kind = ? AND key >= ? AND key < ?", bounds, erase=kind in SECRET)
+        """Within a transaction: stored bytes of earlier places."""
+        self.database.drop("kind = ? AND key >= ? AND key < ?", (kind, self._prefix, self._key(before)))
+
+    def _places_of(self, kind: str) -> list[Place]:
+        """The places of which bytes of a kind are stored."""
+        query = "SELECT DISTINCT key FROM payloads WHERE kind = ? AND key >= ? AND key < ? ORDER BY key"
+        return [_place(key) for (key,) in self.database.rows(query, self._span(kind))]
 
     def _key(self, place: Place) -> str:
         return f"{self.run} {place.round:010} {place.step:06}"
@@ -329,35 +312,19 @@ class Steps:
             return None
         return {name: _digest_and_tag(text)[0] for entry in found for name, text in entry.body.items()}
 
-    def _lost(self, place: Place) -> set[str]:
-        """Whose bytes were received, and are not as they were: a power failure took them before they were flushed."""
-        digests = self._received(place) or {}
-        stored = self._stored(place, RECEIVED)
-        return {name for name, payload in stored.items() if digest_of(payload) != digests.get(name)}
-
-    def _stored(self, place: Place, kind: str) -> dict[str, bytes]:
-        query = "SELECT * FROM payloads WHERE key = ? AND kind = ? ORDER BY name"
-        rows = self.database.rows(query, (self._key(place), kind))
-        return {row["name"]: self.database.stored(row) for row in rows}
-
-    def _outgoing(self, place: Place) -> dict[str, bytes]:
+    def _outgoing(self, place: Place, sent: Mapping[str, str]) -> dict[str, bytes]:
         """What is stored of messages, by receiver."""
-        sent, messages = self._sent(place), self._stored(place, MESSAGE)
-        for digest, payload in messages.items():
-            self._check(place, digest_of(payload), digest)
-        receivers = {name: digest.decode() for name, digest in self._stored(place, SENT).items()}
-        for name, digest in receivers.items():
-            if digest != sent.get(name) or digest not in messages:
-                raise self._differs(place)
-        return {name: messages[digest] for name, digest in receivers.items()}
+        messages = self.database.stored(self._key(place), MESSAGE)
+        if not messages:
+            return {}
+        found = {digest: digest_of(payload) for digest, payload in messages.items()}
+        self._check(place, sent, {name: found.get(digest, "") for name, digest in sent.items()})
+        return {name: messages[digest] for name, digest in sent.items()}
 
-    def _check(self, place: Place, found: str | None, recorded: str | None) -> None:
-        """Of stored bytes, the hash or tag as it is and as it was."""
-        if found is None or found != recorded:
-            raise self._differs(place)
-
-    def _differs(self, place: Place) -> InputError:
-        return damaged(self.database.path, f"stored bytes of {place} differ from their hash")
+    def _check(self, place: Place, found: Mapping[str, str], recorded: Mapping[str, str]) -> None:
+        """Refuse stored bytes whose hashes or tags are not those that were recorded."""
+        if any(recorded.get(name) != digest for name, digest in found.items()):
+            raise damaged(self.database.path, f"stored bytes of {place} differ from their hash")
 
 
 def digest_of(payload: bytes) -> str:
@@ -378,31 +345,19 @@ def _place(key: str) -> Place:
     return Place(*(int(part) for part in key.split(" ")[-2:]))
 
 
-KEY_BYTES = 32
-
-PIECE = 1 << 30
-"""OpenSSL counts bytes in an int."""
-
-
-def with_keys(payloads: Mapping[Name, bytes]) -> dict[Name, tuple[bytes, bytes]]:
+def _with_keys(payloads: Mapping[str, bytes]) -> dict[str, bytes]:
     """Each payload with a fresh key in front of it."""
-    return {name: (os.urandom(KEY_BYTES), payload) for name, payload in payloads.items()}
+    return {name: os.urandom(KEY_BYTES) + payload for name, payload in payloads.items()}
 
 
-def tag_of(key: bytes, payload: bytes | memoryview) -> str:
-    """The tag of a payload, as entries have it."""
-    nonce = bytes(12)  # fine once for each key, and no key has two payloads
-    tagged = Cipher(AES(key), GCM(nonce)).encryptor()
-    for piece in _pieces(memoryview(payload)):
-        tagged.authenticate_additional_data(piece)
-    tagged.finalize()
-    return tagged.tag.hex()
+def _tags(stored: Mapping[str, bytes]) -> dict[str, str]:
+    """The tags of payloads that were stored with their keys: those of bytes that are cut off fit nothing.
+
+    That nonces are all the same is fine: no key has two payloads.
+    """
+    return {name: _tag(memoryview(one)) for name, one in stored.items()}
 
 
-def stored_tag(stored: bytes) -> str | None:
-    """The tag of bytes that were stored with their key; None where not even the key is whole."""
-    return tag_of(stored[:KEY_BYTES], memoryview(stored)[KEY_BYTES:]) if len(stored) >= KEY_BYTES else None
-
-
-def _pieces(payload: memoryview) -> Iterable[memoryview]:
-    return (payload[start : start + PIECE] for start in range(0, len(payload), PIECE))
+def _tag(stored: memoryview) -> str:
+    key = bytes(stored[:KEY_BYTES])
+    return AESGCM(key).encrypt(bytes(12), b"", stored[KEY_BYTES:]).hex() if len(key) == KEY_BYTES else ""

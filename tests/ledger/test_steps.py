@@ -130,7 +130,9 @@ def test_a_ledger_that_was_put_back_is_behind_a_receipt(tmp_path):
         "UPDATE entries SET key = 'run 0000000001 000001' WHERE number = 1",
         "UPDATE entries SET hash = x'00' WHERE number = 2",
         "UPDATE entries SET body = x'ff00' WHERE number = 2",
-        "UPDATE payloads SET bytes = x'00' WHERE name = 'anna'",
+        "UPDATE payloads SET bytes = x'00' WHERE kind = 'message'",
+        "UPDATE payloads SET bytes = x'00' WHERE kind = 'received'",
+        "UPDATE payloads SET bytes = NULL",
         "UPDATE entries SET body = 5",
         "DROP TABLE payloads",
         "ALTER TABLE entries ADD COLUMN more",
@@ -143,6 +145,7 @@ def test_an_edited_ledger_is_refused(tmp_path, edit):
         steps = Steps(database, "run")
         steps.record_step(FIRST, {"anna": b"a"})
         steps.record_step(NEXT, {"berta": b"b"})
+        steps.record_received(NEXT, {"berta": b"c"})
         steps.verify()
     with sqlite3.connect(path) as connection:
         connection.execute(edit)
@@ -230,8 +233,7 @@ def test_no_hash_of_what_was_drawn_can_be_guessed_after_it_is_deleted(steps):
     assert not steps.database.rows("SELECT * FROM payloads WHERE kind IN ('own', 'noise')")
 
 
-def test_tags_of_what_never_leaves_are_those_of_aes_gcm_and_each_has_a_key_of_its_own(steps, monkeypatch):
-    monkeypatch.setattr(steps_module, "PIECE", 7)
+def test_tags_of_what_never_leaves_are_those_of_aes_gcm_and_each_has_a_key_of_its_own(steps):
     for place in (FIRST, NEXT):
         steps.record_step(place, {"anna": b"sent"}, released=b"the same gradient")
     first, second = (entry.body["own"]["released"] for entry in steps.database.entries("step"))
@@ -239,6 +241,22 @@ def test_tags_of_what_never_leaves_are_those_of_aes_gcm_and_each_has_a_key_of_it
     (row,) = steps.database.rows("SELECT bytes FROM payloads WHERE kind = 'own'")
     key, payload = row["bytes"][: steps_module.KEY_BYTES], row["bytes"][steps_module.KEY_BYTES :]
     assert second == AESGCM(key).encrypt(bytes(12), b"", payload).hex()
+
+
+def test_long_bytes_are_read_as_they_were_and_leave_nothing_behind(tmp_path):
+    path, long = tmp_path / "ledger", {letter: letter * 1_000_000 for letter in (b"m", b"r", b"o", b"n", b"x")}
+    with open_ledger(path) as database:
+        steps = Steps(database, "run")
+        noise = StoredNoise(1, {1: long[b"n"]})
+        steps.record_step(FIRST, {"anna": long[b"m"]}, released=long[b"r"], model=long[b"o"], noise=noise)
+        steps.record_received(FIRST, {"anna": long[b"x"]})
+        found = steps.step(FIRST)
+        assert (found.outgoing, found.incoming) == ({"anna": long[b"m"]}, {"anna": long[b"x"]})
+        assert (found.released, found.model, steps.noise()) == (long[b"r"], long[b"o"], {1: long[b"n"]})
+        steps.record_step(NEXT, {"anna": b"a"}, noise=StoredNoise(2, {}))
+    (left,) = (one.read_bytes() for one in tmp_path.glob("ledger*") if one.stat().st_size)
+    assert long[b"m"][:1000] in left
+    assert not any(letter * 100 in left for letter in (b"r", b"o", b"n", b"x"))
 
 
 @pytest.mark.parametrize("byte", [0, 31, 32, 47])

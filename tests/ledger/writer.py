@@ -40,7 +40,6 @@ def take_part(folder: Path, moment: int | None, room: int | None) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
     seen = os.open(folder / "seen", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
     count = _Moments(moment)
-    database_module.LONG = SIZE  # so that messages count as long ones, and hashes as short ones
     try:
         with open_ledger(folder / "ledger") as database:
             database._connection.set_progress_handler(count, 20)
