@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.loop import peak_gigabytes, seconds, settings
 from sottovoce import NoiseKey, SecretSource, algorithm, iterate_rounds, metropolis, simulate
-from sottovoce.core.drawn_gaussians import SpareMemory, draw_guesses
+from sottovoce.core.exact_gaussians import guess_
 from sottovoce.core.grid import with_exact_noise
-from sottovoce.core.noise_sources import Sources
+from sottovoce.core.noise_sources import Fill, Sources
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.learning import models
 from sottovoce.learning.clipping import parse_clipping
@@ -32,10 +32,8 @@ from sottovoce.support.threads import threads
 
 STEP_SIZE = 0.05
 
-SPARE = SpareMemory()
-
 PAUSE = 0.2
-"""Seconds between two actions: what the one drew ahead for its next round must not slow down the other."""
+"""Seconds between two actions."""
 
 
 def made_up(rows: int, shape: tuple[int, ...], classes: int = 10) -> Dataset:
@@ -223,35 +221,28 @@ def draws(repeat: int = 15) -> None:
     """Secret noise against keyed noise: processor time for each number."""
     for nodes, dimension in ((32, 25_450), (1000, 650)):
         (term,) = algorithm("dp-d-sgd", sigma=1.0).noise.local(metropolis(f"ring:{nodes}").at(0))
-        sources, D, all_nodes = term.sources, dimension, np.ones(nodes, dtype=bool)
+        sources, D = term.sources, dimension
         print(f"{nodes} streams of {D:,} numbers, nanoseconds for each number")
-        for name, draw in {
-            "exact noise": partial(draw_exact, sources, D, all_nodes),
-            "float32": partial(draw_plain, sources, D, np.float32),
-            "float64": partial(draw_plain, sources, D, np.float64),
+        for name, drawn in {
+            "exact noise": partial(draw, sources, D, np.float32, guess_),
+            "float32": partial(draw, sources, D, np.float32, None),
+            "float64": partial(draw, sources, D, np.float64, None),
         }.items():
             kinds: dict[str, RandomSource] = {"keyed": NoiseKey.fresh(), "secret": SecretSource()}
             times: dict[str, list[float]] = {kind: [] for kind in kinds}
             for t in range(repeat):
                 for kind, source in kinds.items():
                     before = time.thread_time()
-                    draw(source, t)
+                    drawn(source, t)
                     times[kind].append(1e9 * (time.thread_time() - before) / (nodes * D))
                     source.erase(t)
             keyed, secret = (statistics.median(took) for took in times.values())
             print(f"  {name:20} keyed {keyed:6.1f}   secret {secret:6.1f}   {secret / keyed:5.2f}")
 
 
-def draw_exact(sources: Sources, D: int, needed: np.ndarray, source: RandomSource, t: int) -> None:
-    """All guesses of a round."""
-    for block in draw_guesses(sources, source, t, D, needed, SPARE):
-        if block.bits is not None:
-            SPARE.give_back(block.bits.words)
-
-
-def draw_plain(sources: Sources, D: int, dtype: type, source: RandomSource, t: int) -> None:
+def draw(sources: Sources, D: int, dtype: type, fill_: Fill | None, source: RandomSource, t: int) -> None:
     """All numbers of a round."""
-    list(sources.draw(source, t, 0, D, dtype))
+    list(sources.draw(source, t, 0, D, dtype, fill_=fill_))
 
 
 def whole(count: int = 1) -> None:
@@ -295,9 +286,7 @@ def simulation(nodes: int = 10_000, rounds: int = 6, count: int = 1) -> None:
         on_round=lambda *_: ends.append((time.perf_counter(), time.process_time())),
     )  # fmt: skip
     wall, processor = np.median(np.diff(ends, axis=0), axis=0)
-    print(
-        f"{nodes:,} nodes, {count} thread(s) and that of noise: {wall:.3f} s a round, {1 / wall:.2f} rounds a second;"
-    )
+    print(f"{nodes:,} nodes, {count} thread(s): {wall:.3f} s a round, {1 / wall:.2f} rounds a second;")
     print(
         f"  processor time of all threads {processor:.3f} s a round, {1e6 * processor / nodes:.0f} microseconds a node"
     )

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from sottovoce.core.row_memory import ROW_MEMORY
 from sottovoce.errors import InputError
 from sottovoce.support.threads import chunks, for_each, workers
 
@@ -125,21 +124,13 @@ def convert(values: Reals, like: Rows) -> Rows:
     return structured(like).converted(values)
 
 
-def new_rows(like: Tensor, count: int | None = None) -> Tensor:
-    """Memory for rows like these, or for another number of them, with whatever is in it."""
-    shape = (len(like) if count is None else count, *like.shape[1:])
-    if like.device.type != "cpu":
-        return like.new_empty(shape)
-    return cast("Tensor", sys.modules["torch"].from_numpy(ROW_MEMORY.take(shape, numpy_dtype(like))))
-
-
 def minus_scaled(rows: Rows, factor: float, others: Rows) -> Rows:
     """`rows - factor * others`, with the same bits, without memory for the product."""
     if not is_plain(rows):
         return structured(rows).minus_scaled(factor, others)
     if not is_torch(rows) or not is_torch(others) or rows.dtype != others.dtype or rows.shape != others.shape:
         return rows - factor * others
-    torch, found = sys.modules["torch"], new_rows(rows)
+    torch, found = sys.modules["torch"], rows.new_empty(rows.shape)
 
     def act(some: slice) -> None:
         torch.mul(others[some], factor, out=found[some])
@@ -156,7 +147,7 @@ def product(matrix: Operator, rows: Rows) -> Rows:
     """
     if not is_torch(rows) or rows.device.type != "cpu" or not sys.modules["torch"].backends.mkl.is_available():
         return matrix @ rows
-    torch, found = sys.modules["torch"], new_rows(rows, cast("Tensor", matrix).shape[0])
+    torch, found = sys.modules["torch"], rows.new_empty((cast("Tensor", matrix).shape[0], rows.shape[1]))
 
     def act(some: slice) -> None:
         torch.addmm(found[:, some], matrix, rows[:, some], beta=0, out=found[:, some])

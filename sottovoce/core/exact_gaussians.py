@@ -7,8 +7,7 @@ A stream of random bits defines infinitely many digits of U and V, and with them
 
 - `guess_` gives all numbers of a stream in float32, within `GUESS_ERROR` of the true ones; where 32 bits of U do not
   suffice for that (one pair in 13,000), not-a-number;
-- `numbers_of_first_bits` gives single ones from the bits that were used for a guess, within errors that it tells;
-- `fine_` gives all in float64, within `FINE_ERROR`, and `fine_numbers` single ones;
+- `fine_` gives all in float64, within `FINE_ERROR`, or not-a-number (one pair in 2^41), and `fine_numbers` single ones;
 - `decimal_number` gives single ones as decimals, with as many digits as are asked for.
 
 The bounds are several times what a library with errors of four units in the last place needs, so that no processor
@@ -18,7 +17,7 @@ and no version of a library has to be trusted to the last bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from decimal import Decimal, localcontext
 from functools import lru_cache
 from typing import NamedTuple
@@ -39,9 +38,6 @@ WordsAt = Callable[[Words, int], Words]
 BLOCK = 1 << 15
 """So many numbers are made at once: their arrays stay in the processor's cache. The second half are the sines."""
 
-ROWS = 1 << 16
-"""About so many numbers of shorter streams are guessed at once."""
-
 LOWEST, HIGHEST = np.uint32(1 << 16), np.uint32((1 << 32) - (1 << 18))
 """Between these, 32 bits of U give the radius within the error of a guess; such radii are at most 4.8."""
 
@@ -55,86 +51,32 @@ UNDECIDED = np.uint64(1 << 54)
 """Where U starts with 32 equal bits and goes on with less than this, 96 bits are not enough for float64."""
 
 
-class PairBits(NamedTuple):
-    """The first bits of U and V of some pairs (32 each), and the 64 bits after them."""
-
-    u: HalfWords
-    v: HalfWords
-    more_u: Words
-    more_v: Words
-
-
 # --- whole streams -------------------------------------------------------------------------------------------------
 
 
-def guess_(stream: RandomStream, out: NDArray[np.float32], kept: Words | None = None) -> None:
-    """Fill an array with the numbers of a fresh stream, within `GUESS_ERROR`, or not-a-number where that takes more.
-
-    The bits that were used are left in `kept`, which has `words_of(out.size)` words.
-    """
-    start = 0
+def guess_(stream: RandomStream, out: NDArray[np.float32]) -> None:
+    """Fill an array with the numbers of a fresh stream, within `GUESS_ERROR`, or not-a-number where that takes more."""
     for part in _parts(out):
-        words = stream.words(words_of(part.size))
-        if kept is not None:
-            kept[start : start + len(words)] = words
-            start += len(words)
-        _guess_(words[None], part[None])
-
-
-def guess_rows_(streams: Sequence[RandomStream], out_RM: NDArray[np.float32], kept_RW: Words | None = None) -> None:
-    """As `guess_` for a row of each stream, short rows several at once: they take less time than a call of numpy."""
-    R, M = out_RM.shape
-    at_once = ROWS // M
-    if M > BLOCK or at_once < 2:
-        for row, stream in enumerate(streams):
-            guess_(stream, out_RM[row], None if kept_RW is None else kept_RW[row])
-        return
-    for start in range(0, R, at_once):
-        some = slice(start, start + at_once)
-        shape = len(streams[some]), words_of(M)
-        words = np.empty(shape, dtype=np.uint64) if kept_RW is None else kept_RW[some, : shape[1]]
-        for stream, row in zip(streams[some], words, strict=True):
-            row[:] = stream.words(shape[1])
-        _guess_(words, out_RM[some])
-
-
-def _guess_(words_RW: Words, out_RM: NDArray[np.float32]) -> None:
-    """Rows of at most `BLOCK` numbers, from the bits of each."""
-    M, W = out_RM.shape[1], words_RW.shape[1]
-    half = -(-M // 2)
-    halves = words_RW.astype("<u8", copy=False).view("<u4")
-    u, v = halves[:, :half], halves[:, W : W + half]
-    radius = u.astype(np.float32)
-    radius += np.float32(0.5)
-    radius *= np.float32(2.0**-32)
-    np.log(radius, out=radius)
-    radius *= np.float32(-2.0)
-    np.sqrt(radius, out=radius)
-    radius[u - LOWEST >= HIGHEST - LOWEST] = np.nan  # unsigned: what is below wraps around to the top
-    angle = v.view(np.int32).astype(np.float32)
-    angle *= np.float32(math.pi * 2.0**-31)
-    np.multiply(radius, np.cos(angle), out=out_RM[:, :half])
-    np.multiply(radius[:, : M - half], np.sin(angle[:, : M - half]), out=out_RM[:, half:])
-
-
-def words_of(size: int) -> int:
-    """How many words the first bits of `size` numbers take."""
-    half = -(-(size % BLOCK) // 2)
-    return size // BLOCK * (BLOCK // 2) + half + half % 2
+        u, v = _first_bits(stream, part.size)
+        radius = u.astype(np.float32)
+        radius += np.float32(0.5)
+        radius *= np.float32(2.0**-32)
+        np.log(radius, out=radius)
+        radius *= np.float32(-2.0)
+        np.sqrt(radius, out=radius)
+        radius[u - LOWEST >= HIGHEST - LOWEST] = np.nan  # unsigned: what is below wraps around to the top
+        angle = v.view(np.int32).astype(np.float32)
+        angle *= np.float32(math.pi * 2.0**-31)
+        _turn(radius, angle, part)
 
 
 def fine_(stream: RandomStream, out: Floats) -> None:
-    """Fill an array with the numbers of a fresh stream, within `FINE_ERROR`."""
-    for start, part in zip(range(0, out.size, BLOCK), _parts(out), strict=True):
-        half = -(-part.size // 2)
-        u, v = _first_bits(stream.words(half + half % 2), half)
-        words = stream.consecutive(start // 2, half, 1)
-        radius, angle, decided = _polar(PairBits(u, v, words[:, 0], words[:, 2]))
-        np.multiply(radius, np.cos(angle), out=part[:half])
-        np.multiply(radius[: part.size - half], np.sin(angle[: part.size - half]), out=part[half:])
-        for pair in np.flatnonzero(~decided).tolist():
-            for place in (pair, half + pair)[: 1 + (half + pair < part.size)]:
-                part[place] = float(decimal_number(stream.words_at, start + place, out.size, 1).value)
+    """Fill an array with the numbers of a fresh stream, within `FINE_ERROR`, or not-a-number where that takes more."""
+    for block, part in enumerate(_parts(out)):
+        u, v = _first_bits(stream, part.size)
+        words = stream.consecutive(block * (BLOCK // 2), len(u), 1)
+        radius, angle, decided = _polar(u, v, words[:, 0], words[:, 2])
+        _turn(np.where(decided, radius, np.nan), angle, part)
 
 
 def _parts(out: Reals) -> Iterator[Reals]:
@@ -142,22 +84,31 @@ def _parts(out: Reals) -> Iterator[Reals]:
     return (flat[start : start + BLOCK] for start in range(0, flat.size, BLOCK))
 
 
-def _first_bits(words: Words, half: int) -> tuple[HalfWords, HalfWords]:
-    u, v = words.astype("<u8", copy=False).view("<u4").reshape(2, -1)
+def _first_bits(stream: RandomStream, size: int) -> tuple[HalfWords, HalfWords]:
+    """32 bits of U and of V for each pair of the next block, which has so many numbers."""
+    half = -(-size // 2)
+    u, v = stream.words(half + half % 2).astype("<u8", copy=False).view("<u4").reshape(2, -1)
     return u[:half], v[:half]
 
 
-def _polar(bits: PairBits) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-    """Radius and angle of pairs in float64, and for which of them 96 bits are enough."""
-    high = bits.u >= np.uint32(1 << 31)
-    u, more = (np.where(high, ~part, part) for part in (bits.u, bits.more_u))
-    from_end = (u + more * 2.0**-64) * 2.0**-32
+def _turn(radius: Reals, angle: Reals, out: Reals) -> None:
+    """Fill a block with the cosines, then the sines, of its pairs; of an odd number the last sine is left out."""
+    sines = out.size - len(radius)
+    np.multiply(radius, np.cos(angle), out=out[: len(radius)])
+    np.multiply(radius[:sines], np.sin(angle[:sines]), out=out[len(radius) :])
+
+
+def _polar(u: HalfWords, v: HalfWords, more_u: Words, more_v: Words) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    """Radius and angle of pairs in float64 from 96 bits of U and V, and for which of them these are enough."""
+    high = u >= np.uint32(1 << 31)
+    u, more_u = (np.where(high, ~part, part) for part in (u, more_u))
+    from_end = (u + more_u * 2.0**-64) * 2.0**-32
     logarithm = np.empty(len(u))
     with np.errstate(divide="ignore"):
         np.log(from_end, out=logarithm, where=~high)
     np.log1p(-from_end, out=logarithm, where=high)
-    angle = (2.0 * math.pi) * ((bits.v.view(np.int32) + bits.more_v * 2.0**-64) * 2.0**-32)
-    lost = (u == 0) & (more < UNDECIDED)
+    angle = (2.0 * math.pi) * ((v.view(np.int32) + more_v * 2.0**-64) * 2.0**-32)
+    lost = (u == 0) & (more_u < UNDECIDED)
     return np.sqrt(-2.0 * logarithm), angle, ~lost
 
 
@@ -183,10 +134,10 @@ class PairPlaces(NamedTuple):
     is_sine: NDArray[np.bool_]
 
 
-def pair_places(places_K: Places, size: int) -> PairPlaces:
-    """Of the numbers at these places in streams of `size` numbers."""
+def _pair_places(places_K: Places, sizes_K: Places) -> PairPlaces:
+    """Of the numbers at these places in streams that have so many numbers."""
     block = places_K // BLOCK
-    half = -(-np.minimum(BLOCK, size - block * BLOCK) // 2)
+    half = -(-np.minimum(BLOCK, sizes_K - block * BLOCK) // 2)
     within = places_K - block * BLOCK
     is_sine = within >= half
     at = within - half * is_sine
@@ -194,31 +145,18 @@ def pair_places(places_K: Places, size: int) -> PairPlaces:
     return PairPlaces(2 * first + at, 2 * first + half + half % 2 + at, first + at, is_sine)
 
 
-def numbers_of_first_bits(u: HalfWords, v: HalfWords, is_sine: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """Numbers of pairs of which 32 bits of U and V are known, and how far they may be from the true ones."""
-    U = (u + 0.5) * 2.0**-32
-    logarithm = np.where(u >= np.uint32(1 << 31), np.log1p(-(~u + 0.5) * 2.0**-32), np.log(U))
-    radius = np.sqrt(-2.0 * logarithm)
-    angle = (math.pi * 2.0**-31) * (v.view(np.int32) + 0.5)
-    # d radius = dU / (U radius); the slope is at most four times that half a width further, since u > 0
-    error = 2.0**-31 / (U * radius) + 2.0**-30 * radius + FINE_ERROR
-    error[(u == 0) | (~u == 0)] = np.inf
-    return radius * np.where(is_sine, np.sin(angle), np.cos(angle)), error
-
-
-def fine_numbers(words_at: WordsAt, places_K: Places, size: int) -> tuple[Floats, NDArray[np.bool_]]:
-    """Numbers of streams of `size` numbers each, within `FINE_ERROR`, and which of them are that exact."""
-    places = pair_places(places_K, size)
+def fine_numbers(words_at: WordsAt, places_K: Places, sizes_K: Places) -> tuple[Floats, Floats]:
+    """Numbers at places of streams with so many numbers each, and their errors: infinite where that takes more bits."""
+    places = _pair_places(places_K, sizes_K)
     more = words_at(places.pair.astype(np.uint64) + np.uint64(1), 1)
-    radius, angle, decided = _polar(
-        PairBits(_half(words_at, places.u), _half(words_at, places.v), more[:, 0], more[:, 2])
-    )
-    return radius * np.where(places.is_sine, np.sin(angle), np.cos(angle)), decided
+    radius, angle, decided = _polar(_half(words_at, places.u), _half(words_at, places.v), more[:, 0], more[:, 2])
+    numbers = radius * np.where(places.is_sine, np.sin(angle), np.cos(angle))
+    return numbers, np.where(decided, FINE_ERROR, np.inf)
 
 
 def decimal_number(words_at: WordsAt, place: int, size: int, level: int) -> DecimalInterval:
     """One number of a stream of `size` numbers, with about 38 digits more for each level."""
-    places = pair_places(np.array([place]), size)
+    places = _pair_places(np.array([place]), np.array([size]))
     u, v = int(_half(words_at, places.u)[0]), int(_half(words_at, places.v).view(np.int32)[0])
     for deeper in range(1, level + 1):
         words = words_at(places.pair.astype(np.uint64) + np.uint64(1), deeper)[0].tolist()

@@ -39,7 +39,6 @@ from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.round_watch import UNWATCHED, RoundWatch
-from sottovoce.core.row_memory import kept_memory
 from sottovoce.core.sensitivity import check_nodes, in_units_of_largest, largest
 from sottovoce.core.sum_grid import IntegerSums, model_grid, sum_grid
 from sottovoce.core.topologies import Topology
@@ -184,24 +183,18 @@ def iterate_rounds(
     transport = transport or InProcess(topology.n)
     first, loop_state = after or (0, loop_state)
     source, correlated = NoiseKey.given_or_fresh(noise_key), algorithm.noise.correlation is not None
-    with kept_memory(), transport.open_inputs(seed, source, gradient, x0) as inputs:
-        if correlated and not inputs.knows_noise_before(first):
-            raise InputError(
-                f"{algorithm.name} with secret noise, from round {first + 1} on",
-                "its noise depends on that of earlier rounds, which was erased", "start a new run in another folder",
-            )  # fmt: skip
-        if topology.static and not algorithm.averaging:
-            first_mixing = topology.at(0)
-            exact = algorithm.exact_noise and not algorithm.noise.edge(first_mixing)
-            terms = noise_on_grid(algorithm, first_mixing).in_units if exact else algorithm.noise.local(first_mixing)
-            for term in terms[: 0 if exact and (correlated or sums_over_all(algorithm)) else 1]:
-                inputs.expect(term, range(0 if correlated else first, rounds), exact=exact)
-        for round in transport.rounds(first, rounds):
-            with own_threads():
-                played = play_round(algorithm, topology, loop_state, inputs, round, transport, watch)
-            loop_state = played.loop_state
-            yield played
-            inputs.finish(round)
+    inputs = transport.open_inputs(seed, source, gradient, x0)
+    if correlated and not inputs.knows_noise_before(first):
+        raise InputError(
+            f"{algorithm.name} with secret noise, from round {first + 1} on",
+            "its noise depends on that of earlier rounds, which was erased", "start a new run in another folder",
+        )  # fmt: skip
+    for round in transport.rounds(first, rounds):
+        with own_threads():
+            played = play_round(algorithm, topology, loop_state, inputs, round, transport, watch)
+        loop_state = played.loop_state
+        yield played
+        inputs.finish(round)
 
 
 def train(

@@ -7,13 +7,13 @@ basis rows traces.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.grid import NoiseOnGrid
-from sottovoce.core.noise import FactoredMatrix, NoiseTerm
+from sottovoce.core.noise import FactoredMatrix
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.sum_grid import SumGrid
 
@@ -41,14 +41,7 @@ class LoopInputs(Protocol):
 
 
 class RunInputs(LoopInputs, Protocol):
-    """The inputs of a whole run: a context, which can prepare for what it will be asked."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def expect(self, term: NoiseTerm, rounds: range, *, exact: bool = False) -> None:
-        """Each of these rounds will ask for this noise in turn; `exact`: for its rounded sum with the gradient."""
+    """The inputs of a whole run."""
 
     def knows_noise_before(self, round: int) -> bool:
         """Whether noise that is correlated over rounds can go on in this round."""

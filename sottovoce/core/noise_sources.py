@@ -7,7 +7,7 @@ process or another transport gives the same numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -88,11 +88,6 @@ class Sources:
         """
         for groups, sources in self.blocks(needed, None if at_once is None else max(1, at_once // dimension)):
             rows = np.empty((len(sources), dimension), dtype=dtype)
-            counts = self.counts[groups]
-            if fill_ is None and len(groups) > 1 and counts.max() == counts.min() and counts[0] * dimension < MANY:
-                source.gaussian_rows_([self.name(g, round, step) for g in groups], rows.reshape(len(groups), -1))
-                yield sources, rows
-                continue
             filled = 0
             for g in groups:
                 (fill_ or gaussians_)(self.stream(source, g, round, step), rows[filled : filled + self.counts[g]])
@@ -157,22 +152,6 @@ def polar_(stream: RandomStream, out: Reals) -> None:
         values = _stretched(points, squares, (squares < 1.0).nonzero()[0][: -(-left // 2)])[:left]
         out[filled : filled + len(values)] = values
         filled += len(values)
-
-
-def polar_rows_(streams: Sequence[RandomStream], out_RM: Reals) -> NDArray[np.bool_]:
-    """As `polar_` for a row of each stream, all at once; which rows take more words, one in millions, and are left."""
-    R, M = out_RM.shape
-    half = -(-M // 2)
-    points = _points(np.concatenate([stream.words(2 * _tries(M)) for stream in streams]))
-    squares = points.real**2 + points.imag**2
-    inside_RP = (squares < 1.0).reshape(R, -1)
-    counts_RP = np.cumsum(inside_RP, axis=1, dtype=np.int32)
-    enough = counts_RP[:, -1] >= half
-    inside_RP &= counts_RP <= half
-    inside_RP &= enough[:, None]
-    values = _stretched(points, squares, inside_RP.reshape(-1).nonzero()[0])
-    out_RM[enough] = values.reshape(-1, 2 * half)[:, :M]
-    return ~enough
 
 
 def _tries(size: int) -> int:

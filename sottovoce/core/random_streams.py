@@ -45,9 +45,6 @@ class RandomStream(Protocol):
     def consecutive(self, first: int, count: int, level: int) -> Words:
         """Four words for each of the counters `first + 1` to `first + count` of a level, count x 4."""
 
-    def words_at(self, counters_K: Words, level: int) -> Words:
-        """Four words for each counter of a level, K x 4. Counter c + 1 of level 0 has words 4 c to 4 c + 3."""
-
 
 @runtime_checkable
 class RandomSource(Protocol):
@@ -64,11 +61,11 @@ class RandomSource(Protocol):
     def stream(self, kind: str, ids: Sequence[int], round: int, step: int = 0) -> RandomStream:
         """The stream of one draw, at its beginning."""
 
-    def gaussian_rows_(self, names: Sequence[StreamName], out: Reals) -> None:
-        """Fill each row as `gaussians_` of the stream with its name would."""
-
     def words_at(self, names: Sequence[StreamName], which_K: NDArray[np.intp], counters_K: Words, level: int) -> Words:
-        """Four words for each counter of the stream that `which_K` says, K x 4."""
+        """Four words for each counter of the stream that `which_K` says, K x 4.
+
+        Counter c + 1 of level 0 has words 4 c to 4 c + 3 of a stream.
+        """
 
     def bind(self, digest: bytes) -> None:
         """Streams of which nobody has asked yet depend on this hash as well, if they can."""

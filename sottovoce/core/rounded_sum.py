@@ -1,7 +1,8 @@
 """Gradient plus noise, rounded to a grid as if both were real numbers.
 
-Sums are guessed in floating point, with a bound on the error. Where an edge between two multiples of the step is within
-that bound, the sum is computed again with more digits of the noise: in float64, then in decimals, until it is decided.
+Sums are computed in floating point, with a bound on the error. Where an edge between two multiples of the step is
+within that bound, they are computed again with more digits of the noise: in float64, then in decimals, until all are
+decided.
 
 Shapes: N nodes, D parameters, K undecided values.
 """
@@ -12,22 +13,30 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Decimal, localcontext
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
 from scipy import linalg, sparse
 
 from sottovoce.core.arrays import IN_CACHE, Reals
-from sottovoce.core.class_correlation import of_node
+from sottovoce.core.class_correlation import for_sources, of_node
 from sottovoce.core.correlation import Correlation
-from sottovoce.core.drawn_gaussians import DrawnGaussians
-from sottovoce.core.exact_gaussians import FINE_ERROR, GUESS_ERROR, Floats, Places
+from sottovoce.core.exact_gaussians import (
+    FINE_ERROR,
+    GUESS_ERROR,
+    DecimalInterval,
+    Floats,
+    Places,
+    WordsAt,
+    decimal_number,
+    fine_numbers,
+)
+from sottovoce.core.grid import NoiseOnGrid
 from sottovoce.core.noise import NoiseTerm
+from sottovoce.core.noise_sources import Sources
+from sottovoce.core.random_streams import RandomSource
 from sottovoce.support.threads import chunks
-
-Numbers = Callable[[DrawnGaussians, Places, Places], tuple[Floats, Floats]]
-"""The numbers of some sources and columns, and their errors."""
 
 Decide = Callable[[Places, Places], Floats]
 """The multiples for some rows and columns, decided with more digits."""
@@ -81,7 +90,63 @@ def rounded_sum_(gradient_ND: Reals, noise_ND: Reals, known: NoiseBounds, step: 
     return out
 
 
-# --- decimals ------------------------------------------------------------------------------------------------------
+# --- bounds --------------------------------------------------------------------------------------------------------
+
+
+class NumberErrors(NamedTuple):
+    """Of numbers drawn in one precision: how far they are off, how large they are, what a product and a sum lose."""
+
+    error: float
+    largest: float
+    lost: float
+
+
+GUESSES = NumberErrors(GUESS_ERROR, LARGEST / 2, SINGLE / 2)
+FINE = NumberErrors(FINE_ERROR, LARGEST, DOUBLE)
+
+
+@lru_cache(maxsize=32)
+def noise_bounds(terms: tuple[NoiseTerm, ...], n: int, numbers: NumberErrors) -> NoiseBounds:
+    """Of sums of fresh noise, in the units of the terms."""
+    error, largest = np.zeros(n), np.zeros(n)
+    for term in terms:
+        most = int(np.diff(term.matrix.whole().indptr).max(initial=0))
+        sizes = term.matrix.absolute_sums()
+        largest += sizes * numbers.largest
+        error += sizes * (numbers.error + (most + len(terms) + 2) * numbers.largest * numbers.lost)
+    return NoiseBounds(error, largest)
+
+
+# --- more digits ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnGaussians:
+    """The numbers that sources draw in one round, at any place: the same that `Sources.draw` gives as rows."""
+
+    source: RandomSource
+    sources: Sources
+    round: int
+    dimension: int
+
+    def fine(self, sources_K: Places, columns_K: Places) -> tuple[Floats, Floats]:
+        """Numbers in float64, and their errors: infinite where that takes more bits."""
+        return fine_numbers(*self._places(sources_K, columns_K))
+
+    def decimal(self, source: int, column: int, level: int) -> DecimalInterval:
+        """One number, with about 38 digits more for each level."""
+        words_at, (place,), (size,) = self._places(np.array([source]), np.array([column]))
+        return decimal_number(words_at, int(place), int(size), level)
+
+    def _places(self, sources_K: Places, columns_K: Places) -> tuple[WordsAt, Places, Places]:
+        """The words of streams, and where numbers stand in them: in that of a group one source after the other."""
+        counts = self.sources.counts
+        stops = np.cumsum(counts)
+        group = np.searchsorted(stops, sources_K, side="right")
+        needed, which = np.unique(group, return_inverse=True)
+        names = [self.sources.name(one, self.round, 0) for one in needed.tolist()]
+        places = (sources_K - (stops - counts)[group]) * self.dimension + columns_K
+        return partial(self.source.words_at, names, which), places, counts[group] * self.dimension
 
 
 class Summand(NamedTuple):
@@ -91,6 +156,67 @@ class Summand(NamedTuple):
     draws: DrawnGaussians
     source: int
     column: int
+
+
+@dataclass(frozen=True, eq=False)
+class ExactSum:
+    """Gradients plus the noise of a round, with as many digits as it takes."""
+
+    gradient_ND: Reals
+    noise: NoiseOnGrid
+    source: RandomSource
+    round: int
+
+    def decide(self, rows_K: Places, columns_K: Places) -> Floats:
+        """Fresh noise in float64; what is not decided then, and noise of many rounds, in decimals."""
+        multiples, left = np.empty(len(rows_K)), np.arange(len(rows_K))
+        if self.noise.correlation is None:
+            total, bound = self._in_float64(rows_K, columns_K)
+            multiples = np.rint(total)
+            left = np.flatnonzero(~(np.abs(total - multiples) < 0.5 - bound))
+        for k in left.tolist():
+            multiples[k] = self.decide_exactly(int(rows_K[k]), int(columns_K[k]))
+        return multiples
+
+    def _in_float64(self, rows_K: Places, columns_K: Places) -> tuple[Floats, Floats]:
+        """Sums in steps, and how far they may be from the true ones."""
+        total = self.gradient_ND[rows_K, columns_K].astype(np.float64) / self.noise.step
+        sizes, bound = np.abs(total), np.zeros(len(total))
+        for term in self.noise.terms:
+            which, sources, coefficients = _entries(term.matrix.whole(), rows_K)
+            values, errors = self._drawn(term, self.round).fine(sources, columns_K[which])
+            total += np.bincount(which, coefficients * values, minlength=len(total))
+            sizes += np.bincount(which, np.abs(coefficients), minlength=len(total)) * LARGEST
+            bound += np.bincount(which, np.abs(coefficients) * errors, minlength=len(total))
+        return total, bound + sizes * DOUBLE * (4 + sum(term.matrix.plain.shape[1] for term in self.noise.terms))
+
+    def decide_exactly(self, row: int, column: int) -> int:
+        """One value, in decimals."""
+        summands = []
+        with localcontext() as context:
+            context.prec = DIGITS
+            for term in self.noise.terms:
+                _, sources, coefficients = _entries(term.matrix.whole(), np.array([row]))
+                for source, coefficient in zip(sources.tolist(), coefficients.tolist(), strict=True):
+                    for t, weight in self._over_rounds(term, source):
+                        summands.append(Summand(weight * Decimal(coefficient), self._drawn(term, t), source, column))
+        return rounded_exactly(_steps(self.gradient_ND[row, column], self.noise.step), summands)
+
+    def _drawn(self, term: NoiseTerm, round: int) -> DrawnGaussians:
+        return DrawnGaussians(self.source, term.sources, round, self.gradient_ND.shape[1])
+
+    def _over_rounds(self, term: NoiseTerm, source: int) -> list[tuple[int, Decimal]]:
+        """The rounds whose draws a source's noise is made of, and the row of C^-1 that these enter by."""
+        if self.noise.correlation is None:
+            return [(self.round, Decimal(1))]
+        own = of_node(for_sources(self.noise.correlation, term.sources), source)
+        if own not in self._inverse_rows:
+            self._inverse_rows[own] = _decimal_inverse_row(own, self.round)
+        return [(t, weight) for t, weight in enumerate(self._inverse_rows[own]) if weight]
+
+    @cached_property
+    def _inverse_rows(self) -> dict[Correlation, tuple[Decimal, ...]]:
+        return {}
 
 
 def rounded_exactly(offset: Decimal, summands: Sequence[Summand]) -> int:
@@ -109,78 +235,6 @@ def rounded_exactly(offset: Decimal, summands: Sequence[Summand]) -> int:
                 low, high = ((value + sign * error + Decimal("0.5")).to_integral_value(ROUND_FLOOR) for sign in (-1, 1))
                 if low == high:
                     return int(low)
-
-
-# --- fresh noise ---------------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=32)
-def guess_bounds(terms: tuple[NoiseTerm, ...], n: int) -> NoiseBounds:
-    """Of sums of guesses, in the units of the terms."""
-    return _sum_bounds(terms, n, GUESS_ERROR, LARGEST / 2, SINGLE / 2)
-
-
-@lru_cache(maxsize=32)
-def fine_bounds(terms: tuple[NoiseTerm, ...], n: int) -> NoiseBounds:
-    """Of sums of numbers that are known in float64."""
-    return _sum_bounds(terms, n, FINE_ERROR, LARGEST, DOUBLE)
-
-
-def _sum_bounds(
-    terms: tuple[NoiseTerm, ...], n: int, number_error: float, largest_number: float, lost: float
-) -> NoiseBounds:
-    error, largest = np.zeros(n), np.zeros(n)
-    for term in terms:
-        most = int(np.diff(term.matrix.whole().indptr).max(initial=0))
-        sizes = term.matrix.absolute_sums()
-        largest += sizes * largest_number
-        error += sizes * (number_error + (most + len(terms) + 2) * largest_number * lost)
-    return NoiseBounds(error, largest)
-
-
-@dataclass(frozen=True, eq=False)
-class FreshSum:
-    """Gradients plus fresh noise of several terms, each with its draws."""
-
-    gradient_ND: Reals
-    terms: tuple[NoiseTerm, ...]
-    draws: tuple[DrawnGaussians, ...]
-    step: float
-
-    def decide(self, rows_K: Places, columns_K: Places) -> Floats:
-        """From the bits that were kept, then in float64, and what is not decided then, in decimals."""
-        multiples, left = np.empty(len(rows_K)), np.arange(len(rows_K))
-        kept = all(draws.bits is not None for draws in self.draws)
-        for numbers in (DrawnGaussians.of_first_bits, DrawnGaussians.fine)[0 if kept else 1 :]:
-            total, bound = self._in_float64(rows_K[left], columns_K[left], numbers)
-            multiples[left] = np.rint(total)
-            left = left[~(np.abs(total - multiples[left]) < 0.5 - bound)]
-            if not len(left):
-                return multiples
-        for k in left.tolist():
-            multiples[k] = self.decide_exactly(int(rows_K[k]), int(columns_K[k]))
-        return multiples
-
-    def _in_float64(self, rows_K: Places, columns_K: Places, numbers: Numbers) -> tuple[Floats, Floats]:
-        """Sums in steps, and how far they may be from the true ones."""
-        total = self.gradient_ND[rows_K, columns_K].astype(np.float64) / self.step
-        sizes, bound = np.abs(total), np.zeros(len(total))
-        for term, draws in zip(self.terms, self.draws, strict=True):
-            which, sources, coefficients = _entries(term.matrix.whole(), rows_K)
-            values, errors = numbers(draws, sources, columns_K[which])
-            total += np.bincount(which, coefficients * values, minlength=len(total))
-            sizes += np.bincount(which, np.abs(coefficients), minlength=len(total)) * LARGEST
-            bound += np.bincount(which, np.abs(coefficients) * errors, minlength=len(total))
-        return total, bound + sizes * DOUBLE * (4 + sum(term.matrix.plain.shape[1] for term in self.terms))
-
-    def decide_exactly(self, row: int, column: int) -> int:
-        """One value, in decimals."""
-        summands = []
-        for term, draws in zip(self.terms, self.draws, strict=True):
-            _, sources, coefficients = _entries(term.matrix.whole(), np.array([row]))
-            for source, coefficient in zip(sources.tolist(), coefficients.tolist(), strict=True):
-                summands.append(Summand(Decimal(coefficient), draws, source, column))
-        return rounded_exactly(_steps(self.gradient_ND[row, column], self.step), summands)
 
 
 def _steps(value: float, step: float) -> Decimal:
@@ -223,45 +277,6 @@ class CorrelationErrors:
         if len(self._inverse) != round + 1:
             self._inverse = _inverse_row(self._correlation, round)
         return 2 * float(np.abs(self._inverse) @ np.array(self._residuals[: round + 1]))
-
-
-@dataclass(frozen=True, eq=False)
-class CorrelatedSum:
-    """Gradients plus noise correlated over rounds, of each source by its own C: `draws` are those of all rounds."""
-
-    gradient_ND: Reals
-    term: NoiseTerm
-    draws: tuple[DrawnGaussians, ...]
-    correlation: Correlation
-    step: float
-
-    @cached_property
-    def _inverse_rows(self) -> dict[Correlation, tuple[Decimal, ...]]:
-        return {}
-
-    def _over_rounds(self, source: int) -> tuple[Decimal, ...]:
-        """The row of C^-1 that a source's draws enter by, found once for each C."""
-        own = of_node(self.correlation, source)
-        if own not in self._inverse_rows:
-            self._inverse_rows[own] = _decimal_inverse_row(own, len(self.draws) - 1)
-        return self._inverse_rows[own]
-
-    def decide(self, rows_K: Places, columns_K: Places) -> Floats:
-        """In decimals: float64 was not enough."""
-        each = zip(rows_K.tolist(), columns_K.tolist(), strict=True)
-        return np.array([self.decide_exactly(row, column) for row, column in each], dtype=np.float64)
-
-    def decide_exactly(self, row: int, column: int) -> int:
-        """One value, in decimals."""
-        _, sources, coefficients = _entries(self.term.matrix.whole(), np.array([row]))
-        summands = []
-        with localcontext() as context:
-            context.prec = DIGITS
-            for source, coefficient in zip(sources.tolist(), coefficients.tolist(), strict=True):
-                for draws, weight in zip(self.draws, self._over_rounds(source), strict=True):
-                    if weight:
-                        summands.append(Summand(weight * Decimal(coefficient), draws, source, column))
-        return rounded_exactly(_steps(self.gradient_ND[row, column], self.step), summands)
 
 
 def _inverse_row(correlation: Correlation, round: int) -> Floats:

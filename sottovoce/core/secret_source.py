@@ -26,8 +26,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.arrays import Reals
-from sottovoce.core.noise_sources import polar_rows_
 from sottovoce.core.random_streams import StreamName, Words
 from sottovoce.errors import InputError, SottovoceError
 
@@ -89,21 +87,11 @@ class SecretSource:
         named = tuple(sorted(ids) if kind == PAIR else ids)
         return self._aes.AesStream(self._key(StreamName(kind, named, round, step)))
 
-    def gaussian_rows_(self, names: Sequence[StreamName], out: Reals) -> None:
-        """Of short rows many at once: what a call of numpy costs is more than what it does for one of them."""
-        at_once = max(1, self._aes.AT_ONCE // out.shape[1])
-        for start in range(0, len(names), at_once):
-            some, rows = names[start : start + at_once], out[start : start + at_once]
-            left = polar_rows_([self.stream(*name) for name in some], rows)
-            for number in np.flatnonzero(left).tolist():
-                self.stream(*some[number]).gaussians_(rows[number])
-
     def words_at(self, names: Sequence[StreamName], which_K: NDArray[np.intp], counters_K: Words, level: int) -> Words:
         """Four words for each counter of the stream that `which_K` says, one stream after the other."""
-        words_K4 = np.empty((len(counters_K), 4), dtype=np.uint64)
-        for number in np.unique(which_K).tolist():
-            some = which_K == number
-            words_K4[some] = self.stream(*names[number]).words_at(counters_K[some], level)
+        words_K4, order = np.empty((len(counters_K), 4), dtype=np.uint64), np.argsort(which_K, kind="stable")
+        for some in np.split(order, np.flatnonzero(np.diff(which_K[order])) + 1):
+            words_K4[some] = self.stream(*names[which_K[some[0]]]).words_at(counters_K[some], level)
         return words_K4
 
     def bind(self, digest: bytes) -> None:
@@ -121,9 +109,7 @@ class SecretSource:
     def erase(self, round: int) -> None:
         """Drop the keys of this round's noise, and of earlier rounds'."""
         self._erased = max(self._erased, round)
-        for name in list(self._noise_keys):  # a copy: the thread that draws ahead adds keys of later rounds
-            if name.round <= round:
-                del self._noise_keys[name]
+        self._noise_keys = {name: key for name, key in self._noise_keys.items() if name.round > round}
 
     def _key(self, name: StreamName) -> bytes:
         keys = self._batch_keys if name.kind == BATCH else self._noise_keys

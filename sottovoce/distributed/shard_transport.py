@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -56,16 +56,6 @@ class ShardedFeed:
         self._feed = NoiseFeed(seed, source, gradient, start.own)
         self._shard: NodeShard = start.shard
         self._sources_here = lru_cache(maxsize=32)(_used_sources)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._feed.__exit__()
-
-    def expect(self, term: NoiseTerm, rounds: range, *, exact: bool = False) -> None:
-        """Drawn ahead: what the nodes here will ask for."""
-        self._feed.expect(NoiseTerm(*self._here(term.sources, term.matrix)), rounds, exact=exact)
 
     def knows_noise_before(self, round: int) -> bool:
         """For the nodes here."""

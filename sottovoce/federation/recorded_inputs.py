@@ -26,7 +26,7 @@ from sottovoce.core.correlation import Correlation
 from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.grid import NoiseOnGrid
 from sottovoce.core.loop_inputs import Gradient
-from sottovoce.core.noise import FactoredMatrix, NoiseTerm
+from sottovoce.core.noise import FactoredMatrix
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.random_streams import RandomSource, StreamName
 from sottovoce.core.sum_grid import SumGrid
@@ -51,9 +51,6 @@ class RecordedInputs(ShardedFeed):
         self._source, self._place, self._asked = source, Place(-1, 0), 0
         self._kept_to = -1
         self._restore(journal.kept_noise())
-
-    def expect(self, term: NoiseTerm, rounds: range, *, exact: bool = False) -> None:
-        """Nothing is drawn ahead: the keys of noise depend on what it is added to."""
 
     def gradient(self, round: int, point: Rows) -> ShardedRows:
         """Computed once. Where its noisy sum is recorded, that stands in its place: nobody asks what it was."""

@@ -31,7 +31,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.core import arrays
 from sottovoce.core.noise import PerNode
 from sottovoce.core.participation import Participation, Sampling
 from sottovoce.core.random_streams import RandomSource
@@ -341,7 +340,7 @@ class Gradients:
                 rows, nonfinite = self._released(drawn, points, blocks[0])
             self.nonfinite += nonfinite
             return rows
-        rows, counts = arrays.new_rows(points), list[int]()
+        rows, counts = torch.empty_like(points), list[int]()
 
         def act(nodes: slice) -> None:
             rows[nodes], nonfinite = self._released(drawn, points[nodes], nodes)

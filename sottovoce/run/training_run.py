@@ -24,7 +24,6 @@ from sottovoce.core.messages import LoopState, PlayedRound, Traffic
 from sottovoce.core.noise import NoNoise
 from sottovoce.core.noise_key import NoiseKey, check_seed, public_seed
 from sottovoce.core.random_streams import RandomSource
-from sottovoce.core.row_memory import ROW_MEMORY
 from sottovoce.core.sensitivity import largest
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Nodes, Transport
@@ -354,6 +353,5 @@ def measured_rounds(
             on_round(played, now)
         measurement = None
         if is_measured(now.rounds, every, training_run.rounds):
-            ROW_MEMORY.drop_unused()
             measurement = measure(training_run, now, time.perf_counter() - begun, test_rows, coordinator)
         yield now, measurement

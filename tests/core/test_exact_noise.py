@@ -12,25 +12,14 @@ import numpy as np
 import pytest
 
 from sottovoce import InputError, SecretSource, algorithm, from_matrix, metropolis, train, weigh
-from sottovoce.core import philox, rounded_sum
+from sottovoce.core import rounded_sum
 from sottovoce.core.class_correlation import ClassCorrelation
 from sottovoce.core.correlation import Differences, Triangular
-from sottovoce.core.drawn_gaussians import DrawnGaussians
-from sottovoce.core.exact_gaussians import (
-    BLOCK,
-    GUESS_ERROR,
-    decimal_number,
-    fine_,
-    fine_numbers,
-    guess_,
-    guess_rows_,
-    words_of,
-)
+from sottovoce.core.exact_gaussians import BLOCK, FINE_ERROR, GUESS_ERROR, decimal_number, fine_, fine_numbers, guess_
 from sottovoce.core.grid import NoiseOnGrid, grid_step, noise_on_grid, why_not_exact, with_exact_noise
 from sottovoce.core.noise import Temporal
 from sottovoce.core.noise_feed import NoiseFeed
-from sottovoce.core.noise_key import NoiseKey
-from sottovoce.core.philox import PhiloxStream
+from sottovoce.core.noise_key import NoiseKey, PhiloxStream, philox_words
 from sottovoce.tracing.tracer import trace
 
 KEY = np.array([0x123456789ABCDEF, 0xFEDCBA987654321], dtype=np.uint64)
@@ -39,6 +28,10 @@ BAND = Triangular(np.eye(6) + 0.5 * np.eye(6, k=-1) - 0.3 * np.eye(6, k=-3))
 
 def stream():
     return PhiloxStream(KEY.tobytes())
+
+
+def words_at(counters, level):
+    return philox_words(np.tile(KEY, (len(counters), 1)), counters, level)
 
 
 def mpmath_pair(u_bits, v_bits, bits):
@@ -55,44 +48,27 @@ def mpmath_pair(u_bits, v_bits, bits):
 def test_words_anywhere_are_those_of_numpys_stream():
     words = np.random.Philox(key=KEY).random_raw(400).reshape(100, 4)
     counters = np.array([1, 57, 100], dtype=np.uint64)
-    np.testing.assert_array_equal(philox.philox_words(np.tile(KEY, (3, 1)), counters), words[[0, 56, 99]])
+    np.testing.assert_array_equal(philox_words(np.tile(KEY, (3, 1)), counters), words[[0, 56, 99]])
     deeper = np.random.Philox(key=KEY, counter=[0, 3, 0, 0]).random_raw(8).reshape(2, 4)
-    np.testing.assert_array_equal(philox.philox_words(KEY[None], np.array([2], dtype=np.uint64), 3)[0], deeper[1])
+    np.testing.assert_array_equal(philox_words(KEY[None], np.array([2], dtype=np.uint64), 3)[0], deeper[1])
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, BLOCK + 5])
 def test_every_way_to_a_number_gives_the_same_number(size):
     guessed, fine = np.empty(size, dtype=np.float32), np.empty(size)
-    kept = np.zeros(words_of(size), dtype=np.uint64)
-    guess_(stream(), guessed, kept)
+    guess_(stream(), guessed)
     fine_(stream(), fine)
-    single, decided = fine_numbers(stream().words_at, np.arange(size), size)
-    assert decided.all()
+    single, errors = fine_numbers(words_at, np.arange(size), np.full(size, size))
+    assert (errors == FINE_ERROR).all()
     np.testing.assert_allclose(single, fine, rtol=0, atol=2**-44)
     known = ~np.isnan(guessed)
     assert known.mean() > 0.99
     assert np.abs(guessed - fine)[known].max() < GUESS_ERROR
     for place in {0, size // 2, size - 1}:
-        value, error = decimal_number(stream().words_at, place, size, 1)
-        finer = decimal_number(stream().words_at, place, size, 2)
+        value, error = decimal_number(words_at, place, size, 1)
+        finer = decimal_number(words_at, place, size, 2)
         assert abs(value - finer.value) <= error < Decimal("1e-40")
         assert abs(float(finer.value) - fine[place]) < 2**-44
-
-
-@pytest.mark.parametrize(("rows", "size"), [(1, 9), (5, 7), (40, 3001), (3, BLOCK), (2, BLOCK + 6)])
-def test_many_streams_at_once_give_the_numbers_of_each(rows, size):
-    def streams():
-        return [PhiloxStream(np.array([row, 3], dtype=np.uint64).tobytes()) for row in range(rows)]
-
-    single, many, unkept = (np.empty((rows, size), dtype=np.float32) for _ in range(3))
-    bits_of_single, bits_of_many = np.zeros((2, rows, words_of(size) + 2), dtype=np.uint64)
-    for row, one in enumerate(streams()):
-        guess_(one, single[row], bits_of_single[row])
-    guess_rows_(streams(), many, bits_of_many)
-    guess_rows_(streams(), unkept)
-    np.testing.assert_array_equal(bits_of_many, bits_of_single)
-    for found in (many, unkept):
-        np.testing.assert_allclose(found, single, rtol=0, atol=2 * GUESS_ERROR, equal_nan=True)
 
 
 def words_with(u, more_u, more_v):
@@ -111,18 +87,18 @@ def words_with(u, more_u, more_v):
 )
 def test_tails_and_centre_in_float64(u, more):
     """U from 2^-36 (radius 7) to 1 - 2^-36 (radius 1e-5), with V = U's bits."""
-    found, decided = fine_numbers(words_with(u, more, more), np.array([0]), 2)
+    found, errors = fine_numbers(words_with(u, more, more), np.array([0]), np.array([2]))
     signed = u - (1 << 32) if u >= 1 << 31 else u
     cosine, _ = mpmath_pair((u << 64) + more, (signed << 64) + more, 96)
-    assert decided[0]
+    assert errors[0] == FINE_ERROR
     assert abs(found[0] - float(cosine)) < 2**-44 * max(1e-4, abs(float(cosine)))
 
 
 def test_ten_standard_deviations_are_reached_and_more_bits_asked_for():
     """U = 2^-78, V = 0: sqrt(2 78 ln 2) = 10.4. Its 96 first bits are too few for float64, so decimals decide."""
     words_at = words_with(0, 1 << 18, 0)
-    found, decided = fine_numbers(words_at, np.array([0]), 2)
-    assert not decided[0]
+    found, errors = fine_numbers(words_at, np.array([0]), np.array([2]))
+    assert errors[0] == math.inf
     value, error = decimal_number(words_at, 0, 2, 2)
     expected, _ = mpmath_pair((1 << (18 + 64 + 128)) + (1 << (18 + 64)), 0, 288)
     with mpmath.workdps(50):
@@ -178,13 +154,18 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("at_once", [1 << 16, 8])
-def test_released_values_are_the_nearest_multiples_of_real_sums(name, dtype, at_once, monkeypatch):
+@pytest.mark.parametrize("useless", [64.0, 0.0])
+def test_released_values_are_the_nearest_multiples_of_real_sums(name, dtype, at_once, useless, monkeypatch):
     """Every value of 6 nodes, in round 3, against the sum in decimals; gradients reach 100 standard deviations.
 
-    Whether all nodes are drawn and rounded at once, or two of them.
+    Whether all nodes are drawn and rounded at once, or two of them; from guesses, or from numbers in float64.
     """
-    for place in ("noise_feed.IN_CACHE", "rounded_sum.IN_CACHE", "exact_gaussians.ROWS"):
-        monkeypatch.setattr(f"sottovoce.core.{place}", at_once)
+    for place, value in {
+        "noise_feed.CHUNK": at_once,
+        "rounded_sum.IN_CACHE": at_once,
+        "noise_feed.USELESS": useless,
+    }.items():
+        monkeypatch.setattr(f"sottovoce.core.{place}", value)
     net = metropolis("ring:6")
     built = with_exact_noise(CASES[name], net, True)
     noise = noise_on_grid(built, net.at(0))
@@ -229,12 +210,7 @@ def test_what_guesses_cannot_decide_is_decided_and_nothing_else_is_off(noise_typ
 
 
 def exact_sum(gradient, noise, *, seed, round):
-    D = gradient.shape[1]
-    draws = [DrawnGaussians(NoiseKey.of_seed(seed), term.sources, round, D) for term in noise.terms]
-    if noise.correlation is None:
-        return rounded_sum.FreshSum(gradient, noise.terms, tuple(draws), noise.step)
-    earlier = [replace(draws[0], round=t) for t in range(round + 1)]
-    return rounded_sum.CorrelatedSum(gradient, noise.terms[0], tuple(earlier), noise.correlation, noise.step)
+    return rounded_sum.ExactSum(gradient, noise, NoiseKey.of_seed(seed), round)
 
 
 @pytest.mark.parametrize("away", [0.0, 1e-6, -1e-6, 1e-13, -1e-13, 1e-30, -1e-30])
@@ -245,7 +221,7 @@ def test_values_next_to_an_edge_are_decided_by_as_many_digits_as_it_takes(away):
     net = metropolis("path:2")
     built = with_exact_noise(algorithm("dp-d-sgd", sigma=1.0), net, True)
     noise = noise_on_grid(built, net.at(0))
-    z = exact_sum(np.zeros((2, 1)), noise, seed=7, round=0).draws[0].decimal(0, 0, 3).value
+    z = rounded_sum.DrawnGaussians(NoiseKey.of_seed(7), noise.terms[0].sources, 0, 1).decimal(0, 0, 3).value
     in_steps = z * Decimal(float(noise.terms[0].matrix.whole()[0, 0]))
     target = in_steps.to_integral_value() + Decimal("0.5") + Decimal(away)
     gradient = np.array([[float((target - in_steps) * Decimal(noise.step))], [0.0]])
@@ -264,17 +240,6 @@ def test_noise_of_a_run_differs_by_at_most_half_a_step_from_real_noise():
     for node in range(5):
         fine_(NoiseKey.of_seed(0).stream("node", [node], 0, 0), true[node])
     assert np.abs(released - sums - 2.0 * true).max() <= noise.step / 2 * (1 + 1e-9)
-
-
-def test_drawn_ahead_or_not_releases_the_same(monkeypatch):
-    net, D = metropolis("ring:4"), 200_000
-    built = with_exact_noise(algorithm("dp-d-sgd", sigma=1.0), net)
-    x0 = np.zeros((4, D), dtype=np.float32)
-    ends = []
-    for workers in (1, 2):
-        monkeypatch.setattr("sottovoce.core.noise_feed.WORKERS", workers)
-        ends.append(train(built, net, x0, lambda t, x: 0.1 * x, rounds=3, noise_key=NoiseKey.of_seed(2)))
-    np.testing.assert_array_equal(*ends)
 
 
 # --- who may -------------------------------------------------------------------------------------------------------

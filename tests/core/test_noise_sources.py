@@ -1,19 +1,16 @@
-"""Keyed Gaussians: the right distribution out to the tails, independent streams, and the same numbers drawn ahead."""
+"""Keyed Gaussians: the right distribution out to the tails, independent streams, the same numbers in any blocks."""
 
 from __future__ import annotations
 
-import gc
 import hashlib
-import threading
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from sottovoce import algorithm, iterate_rounds, metropolis, random_edges, train
+from sottovoce import algorithm, metropolis, train
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.noise_sources import BLOCK, MANY, gaussians_
-from sottovoce.core.prefetch import Prefetcher
 
 SIZE = 1 << 22
 SETTINGS = {
@@ -108,7 +105,7 @@ def test_every_place_is_filled_once(size, dtype):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_drawn_ahead_or_not_and_in_any_blocks_it_is_the_same_run(name, dtype, monkeypatch):
+def test_drawn_in_any_blocks_it_is_the_same_run(name, dtype, monkeypatch):
     def ended():
         built = algorithm(name, **SETTINGS[name])
         return train(
@@ -120,90 +117,10 @@ def test_drawn_ahead_or_not_and_in_any_blocks_it_is_the_same_run(name, dtype, mo
             noise_key=NoiseKey.of_seed(8),
         )
 
-    monkeypatch.setattr("sottovoce.core.noise_feed.PREFETCHED", 1 << 60)
     plain = ended()
-    monkeypatch.setattr("sottovoce.core.noise_feed.PREFETCHED", 1)
-    for chunk in (1 << 22, 7000, 1):
+    for chunk in (7000, 1):
         monkeypatch.setattr("sottovoce.core.noise_feed.CHUNK", chunk)
         if name in ("dp-d-sgd", "anti-pgd"):
             np.testing.assert_array_equal(ended(), plain)
         else:  # products with more than one source add up in another order
             np.testing.assert_allclose(ended(), plain, rtol=0, atol=1e-5 if dtype == np.float32 else 1e-12)
-
-
-def noise_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("noise")]
-
-
-@pytest.fixture
-def large():
-    return np.zeros((4, 1 << 17), dtype=np.float32)
-
-
-def start(x0, gradient=lambda t, x: 0.5 * x, net=None):
-    return iterate_rounds(algorithm("dp-d-sgd", sigma=1.0), net or metropolis("ring:4"), x0, gradient, rounds=5)
-
-
-def test_the_thread_ends_with_the_run_or_with_whoever_abandons_it(large):
-    for leave in (lambda played: played.close(), list):
-        played = start(large)
-        next(played)
-        assert len(noise_threads()) == 1
-        leave(played)
-        assert not noise_threads()
-    forgotten = start(large)
-    next(forgotten)
-    del forgotten
-    gc.collect()
-    assert not noise_threads()
-
-
-def test_small_or_changing_runs_have_no_thread(large):
-    for played in (start(large[:, :10]), start(large, net=random_edges("ring:4"))):
-        next(played)
-        assert not noise_threads()
-
-
-def test_an_error_of_the_task_ends_the_thread(large):
-    def failing(round, x):
-        raise KeyError(round)
-
-    with pytest.raises(KeyError, match="0"):
-        next(start(large, failing))
-    assert not noise_threads()
-
-
-def test_an_error_of_the_thread_reaches_the_caller(large, monkeypatch):
-    stream = NoiseKey.stream
-
-    def failing(key, kind, ids, round, step=0):
-        if round == 2:
-            raise MemoryError("in round 2")
-        return stream(key, kind, ids, round, step)
-
-    monkeypatch.setattr(NoiseKey, "stream", failing)
-    played = start(large)
-    next(played), next(played)
-    with pytest.raises(MemoryError, match="in round 2"):
-        next(played)
-    assert not noise_threads()
-
-
-def test_no_more_than_one_block_is_drawn_ahead():
-    drawn = []
-
-    def draw(round):
-        for block in range(3):
-            drawn.append((round, block))
-            yield np.array([block]), np.zeros((1, 1))
-
-    ahead = Prefetcher(draw, range(2))
-    taken = 0
-    for round in range(2):
-        assert ahead.round == round
-        for _ in ahead.take():
-            ahead._next.result()
-            taken += 1
-            assert taken <= len(drawn) <= taken + 1
-    ahead.close()
-    assert drawn == [(round, block) for round in range(2) for block in range(3)]

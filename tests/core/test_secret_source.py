@@ -173,24 +173,11 @@ def test_few_and_many_gaussians_have_gaussian_shape(dtype):
         assert stats.kstest(0.9 * drawn.astype(float), "norm").pvalue < 1e-6
 
 
-def test_rows_of_many_streams_at_once_are_those_of_each_by_itself():
-    dtype = np.float64
-    for size in (1, 2, 7, 100, 1001):
-        source = SecretSource()
-        names = [StreamName("node", (node,), 0, 0) for node in range(50)]
-        at_once, one_by_one = np.empty((50, size), dtype), np.empty((50, size), dtype)
-        source.gaussian_rows_(names, at_once)
-        for name, row in zip(names, one_by_one, strict=True):
-            source.stream(*name).gaussians_(row)
-        np.testing.assert_array_equal(at_once, one_by_one)
-
-
-def test_rows_that_take_more_words_than_expected_are_the_same_too(monkeypatch):
-    source, names = SecretSource(), [StreamName("node", (node,), 0, 0) for node in range(30)]
-    usual, scarce = np.empty((30, 200)), np.empty((30, 200))
-    source.gaussian_rows_(names, usual)
+def test_numbers_that_take_more_words_than_expected_are_the_same_too(monkeypatch):
+    usual, scarce = np.empty(200), np.empty(200)
+    AesStream(bytes(32)).gaussians_(usual)
     monkeypatch.setattr("sottovoce.core.noise_sources._tries", lambda size: 1 + size * 13 // 20)
-    source.gaussian_rows_(names, scarce)
+    AesStream(bytes(32)).gaussians_(scarce)
     np.testing.assert_array_equal(usual, scarce)
 
 
