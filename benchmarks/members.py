@@ -18,7 +18,7 @@ from benchmarks.loop import settings
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.rehearsal import MemberProgress, rehearse
 from sottovoce.learning.columns import parse_columns
-from sottovoce.learning.split_tables import split_table
+from sottovoce.learning.tables import split_table
 
 SETTINGS = """
 name = "digits"

@@ -110,7 +110,8 @@ def inspect(
 ) -> None:
     """Write a first description of a table's columns, for you to edit. Example: sotto data inspect patients.csv"""
     from sottovoce.errors import InputError
-    from sottovoce.learning.columns import columns_text, count_missing, guess_columns, not_a_number, read_all_cells
+    from sottovoce.learning.columns import columns_text, guess_columns, not_a_number, read_all_cells
+    from sottovoce.learning.table_cells import missing_cells
     from sottovoce.support.files import write_text
 
     cells = read_all_cells(file)
@@ -121,7 +122,7 @@ def inspect(
             f"{place} exists", "a file that you may have edited is not overwritten", "name another file with --out"
         )
     write_text(place, columns_text(found), private=True)
-    empty = {name: count_missing(column, found.missing_words) for name, column in cells.items()}
+    empty = {name: int(missing_cells(column, found.missing_words).sum()) for name, column in cells.items()}
     columns = [
         {**column.model_dump(include={"name", "range", "categories"}), "missing_cells": empty[column.name]}
         for column in found.columns
@@ -159,7 +160,7 @@ def split(
     from sottovoce.errors import InputError
     from sottovoce.federation.assembly import read_draft
     from sottovoce.learning.columns import read_columns
-    from sottovoce.learning.split_tables import split_table
+    from sottovoce.learning.tables import split_table
     from sottovoce.support.files import check_folder, new_folder, write_text
 
     check_folder(out)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from sottovoce.errors import InputError
-from sottovoce.learning.table_cells import category_text, read_cells, tables_in
+from sottovoce.learning.table_cells import category_text, missing_cells, numbers_of, read_cells, tables_in
 from sottovoce.support.config import Document, Section, parse_section, read_settings_file
 from sottovoce.support.npz import Arrays
 from sottovoce.support.text import to_toml
@@ -233,20 +233,13 @@ def _below(parts: list[NDArray[Any]]) -> NDArray[Any]:
     return np.concatenate(parts)
 
 
-def count_missing(cells: NDArray[Any], missing_words: list[str]) -> int:
-    """How many cells of a column are empty, or hold a word that stands for nothing."""
-    if cells.dtype.kind != "U":
-        return int(np.isnan(cells.astype(np.float64)).sum())
-    return int(np.isin(cells, ["", *missing_words]).sum())
-
-
 def not_a_number(cells: NDArray[Any], missing_words: list[str]) -> str | None:
     """The first cell that keeps a column from being one of numbers, if most of its different cells are some."""
     if cells.dtype.kind != "U":
         return None
-    distinct = [cell for cell in dict.fromkeys(cells.tolist()) if cell not in ("", *missing_words)]
-    words = [cell for cell in distinct if _numbers([cell]) is None]
-    return words[0] if words and 2 * len(words) < len(distinct) else None
+    distinct, first = np.unique(cells[~missing_cells(cells, missing_words)], return_index=True)
+    words = ~np.isfinite(_numbers(distinct))
+    return str(distinct[words][first[words].argmin()]) if 0 < 2 * words.sum() < len(distinct) else None
 
 
 def guess_columns(path: Path, cells: Arrays, target: str | None = None) -> Columns:
@@ -283,32 +276,22 @@ def _stands_for_a_number(word: str, cells: NDArray[Any]) -> bool:
     """Whether a word stands in a column of numbers."""
     if cells.dtype.kind != "U" or word not in cells:
         return False
-    others = [cell for cell in np.unique(cells).tolist() if cell not in ("", *MISSING_WORDS)]
-    return bool(others) and _numbers(others) is not None
+    others = np.unique(cells[~missing_cells(cells, MISSING_WORDS)])
+    return bool(others.size and np.isfinite(_numbers(others)).all())
 
 
 def _guess(name: str, cells: NDArray[Any], missing_words: list[str], *, is_target: bool) -> Column | None:
     """What a column seems to be; None where it has too many different words, or nothing that differs."""
-    absent = ("", *missing_words)
-    distinct = [value for value in np.unique(cells).tolist() if category_text(value) not in absent]
+    distinct = np.unique(cells[~missing_cells(cells, missing_words)])
     numbers = _numbers(distinct)
-    classes = (
-        is_target and numbers is not None and len(distinct) <= MOST_CLASSES and all(map(float.is_integer, numbers))
-    )
-    if numbers is not None and not classes:
-        low, high = min(numbers, default=0.0), max(numbers, default=0.0)
+    classes = is_target and len(distinct) <= MOST_CLASSES and bool((numbers == np.rint(numbers)).all())
+    if np.isfinite(numbers).all() and not classes:
+        low, high = min(numbers.tolist(), default=0.0), max(numbers.tolist(), default=0.0)
         return Column(name=name, range=[low, high]) if low < high else None
     if not 2 <= len(distinct) <= MOST_CATEGORIES:
         return None
-    return Column(name=name, categories=[category_text(value) for value in distinct])
+    return Column(name=name, categories=[category_text(value) for value in distinct.tolist()])
 
 
-def _numbers(values: list[Any]) -> list[float] | None:
-    """The values as finite numbers, if all of them are; truth values are categories."""
-    if any(isinstance(value, bool) for value in values):
-        return None
-    try:
-        found = [float(value) for value in values]
-    except ValueError:
-        return None
-    return found if np.isfinite(found).all() else None
+def _numbers(cells: NDArray[Any]) -> NDArray[np.float64]:
+    return numbers_of(cells, np.zeros(len(cells), dtype=bool))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -291,8 +291,8 @@ def _user_rows(arrays: Mapping[str, ArrayLike | None], seed: int, where: str = "
         alike = given["test_inputs"].shape[1:] == shape and bool(classes) == bool(test_classes)
         if not alike or not set(test_classes) <= set(classes):
             raise InputError(
-                f"{where}test rows of shape {given['test_inputs'].shape[1:]}, classes {_few(test_classes)}",
-                f"training rows are of shape {shape}, classes {_few(classes)}", "make them agree",
+                f"{where}test rows of shape {given['test_inputs'].shape[1:]}, classes {few(test_classes)}",
+                f"training rows are of shape {shape}, classes {few(classes)}", "make them agree",
             )  # fmt: skip
         test_targets = _positions(test_words, classes)
     else:
@@ -372,7 +372,8 @@ def _grouped(
     return positions.astype(np.int64), tuple(map(str, names))
 
 
-def _few(classes: tuple[str, ...]) -> str:
+def few(classes: Sequence[str]) -> str:
+    """Names, or the first of many."""
     return ", ".join(classes[:5]) + (", ..." if classes[5:] else "") if classes else "none"
 
 

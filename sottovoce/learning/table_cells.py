@@ -64,6 +64,34 @@ def category_text(value: object) -> str:
     return str(value).strip()
 
 
+def missing_cells(cells: NDArray[Any], missing_words: Sequence[str]) -> NDArray[np.bool_]:
+    """Which cells of a column are empty, or hold a word that stands for nothing."""
+    if cells.dtype.kind == "U":
+        return np.isin(np.strings.strip(cells), ["", *missing_words])
+    return np.asarray(cells != cells)
+
+
+def numbers_of(cells: NDArray[Any], missing: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Cells as numbers; nan where one is missing or is none. Truth values are none."""
+    if cells.dtype.kind == "b":
+        return np.full(len(cells), np.nan)
+    if cells.dtype.kind != "U":
+        with np.errstate(over="ignore"):
+            return cells.astype(np.float64)
+    words = np.where(missing, "nan", cells)
+    try:
+        return words.astype(np.float64)
+    except ValueError:
+        return np.array([_number(word) for word in words.tolist()])
+
+
+def _number(word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        return np.nan
+
+
 # --- from files ----------------------------------------------------------------------------------------------------
 
 
@@ -74,10 +102,7 @@ def read_cells(path: Path, dropped: Iterable[str] = ()) -> Arrays:
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path} is not a table", f"tables are {', '.join(SUFFIXES)} files", "save it as one of them")
     readers = {".csv": _csv_cells, ".npz": _npz_cells, ".parquet": _parquet_cells}
-    found = readers[path.suffix](path, frozenset(dropped))
-    if not found or not len(next(iter(found.values()))):
-        raise InputError(f"{path}: no rows", "a table has a heading and rows", "check the file")
-    return found
+    return _of_one_length(readers[path.suffix](path, frozenset(dropped)), path)
 
 
 def find_table(folder: Path, name: str) -> Path:
@@ -115,8 +140,11 @@ def _csv_cells(path: Path, dropped: frozenset[str]) -> Arrays:
             rows.extend(_csv_rows(path, reader, len(heading)))
     except csv.Error as error:
         raise InputError(f"{path}, row {len(rows) + 1}: {error}", rule, remedy) from None
-    kept = [number for number, name in enumerate(heading) if name not in dropped]
-    return {heading[number]: _column(path, heading[number], [row[number].strip() for row in rows]) for number in kept}
+    return {
+        name: _words([row[number].strip() for row in rows], f"{path}: column {name!r}")
+        for number, name in enumerate(heading)
+        if name not in dropped
+    }
 
 
 @contextmanager
@@ -129,12 +157,12 @@ def _cells_of_any_length() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _column(path: Path, name: str, cells: list[str]) -> NDArray[np.str_]:
-    """The cells of a column; refuses one that is too long."""
+def _words(cells: list[str], where: str) -> NDArray[np.str_]:
+    """The cells of a column of text; refuses one that is too long."""
     long = next((number for number, cell in enumerate(cells, 1) if len(cell) > LONGEST_CELL), None)
     if long is not None:
         raise InputError(
-            f"{path}, row {long}, column {name!r}: {len(cells[long - 1]):,} characters, {cells[long - 1][:20]!r} first",
+            f"{where}, row {long}: {len(cells[long - 1]):,} characters, {cells[long - 1][:20]!r} first",
             f"a cell has at most {LONGEST_CELL:,}", "correct it, or list the column under drop",
         )  # fmt: skip
     return np.array(cells)
@@ -153,23 +181,11 @@ def _csv_rows(path: Path, reader: Iterable[list[str]], width: int) -> Iterator[l
 
 def _npz_cells(path: Path, dropped: frozenset[str]) -> Arrays:
     """One array for each column."""
-    found = {name: array for name, array in read_npz(path).items() if name not in dropped}
-    rows = next((len(array) for array in found.values() if array.ndim == 1), 0)
-    for name, array in found.items():
-        if array.dtype.kind not in "biufU":
-            raise _wrong_kind(path, name, str(array.dtype))
-        if array.shape != (rows,):
-            raise InputError(
-                f"{path}: column {name!r} is an array of shape {array.shape}",
-                f"each column is an array of one dimension, of {rows:,} values here", "correct it, or drop it",
-            )  # fmt: skip
-    return found
-
-
-def _wrong_kind(path: Path, name: str, kind: str) -> InputError:
-    return InputError(
-        f"{path}: column {name!r} holds {kind}", "columns hold numbers, words or truth values", "convert or drop it"
-    )
+    return {
+        name: _given_column(array, f"{path}: column {name!r}")
+        for name, array in read_npz(path).items()
+        if name not in dropped
+    }
 
 
 def _parquet_cells(path: Path, dropped: frozenset[str]) -> Arrays:
@@ -188,27 +204,13 @@ def _parquet_cells(path: Path, dropped: frozenset[str]) -> Arrays:
     except (OSError, pyarrow.ArrowException) as error:
         reason = getattr(error, "strerror", None) or f"it is damaged ({type(error).__name__})"
         raise InputError(f"{path}: {reason}", "a .parquet file is needed here", "write it again") from None
-    kept = [name for name in table.column_names if name not in dropped]
-    is_number = {
-        name: pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) for name, kind in _kinds(table)
-    }
-    return {
-        name: table.column(name).to_numpy() if is_number[name] else _words(path, name, table.column(name).to_pylist())
-        for name in kept
-    }
-
-
-def _kinds(table: Any) -> Iterator[tuple[str, Any]]:
-    return zip(table.column_names, table.schema.types, strict=True)
-
-
-def _words(path: Path, name: str, cells: Sequence[object]) -> NDArray[np.str_]:
-    """Words and truth values as text; a missing one is empty."""
-    wrong = next((cell for cell in cells if not isinstance(cell, str | bool | None)), None)
-    if wrong is not None:
-        raise _wrong_kind(path, name, type(wrong).__name__)
-    words = ["" if cell is None else str(cell).lower() if isinstance(cell, bool) else str(cell) for cell in cells]
-    return _column(path, name, [word.strip() for word in words])
+    found = {}
+    for name, kind in zip(table.column_names, table.schema.types, strict=True):
+        if name not in dropped:
+            is_number = pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)
+            cells = table.column(name).to_numpy() if is_number else table.column(name).to_pylist()
+            found[name] = _given_column(cells, f"{path}: column {name!r}")
+    return found
 
 
 def _check_commas(path: Path, heading: Sequence[str]) -> None:
@@ -254,8 +256,18 @@ def given_cells(table: GivenTable, dropped: Iterable[str] = (), where: str = "ta
     check_names(where, names)
     left_out = frozenset(dropped)
     found = {name: _given_column(table[name], f"{where}: column {name!r}") for name in names if name not in left_out}
-    if len({len(cells) for cells in found.values()}) != 1 or not len(next(iter(found.values()))):
-        raise InputError(f"{where}: columns without rows, or of different lengths", "a table has rows", "check it")
+    return _of_one_length(found, where)
+
+
+def _of_one_length(found: Arrays, where: object) -> Arrays:
+    """Refuse columns that are no table."""
+    rows = max((len(cells) for cells in found.values()), default=0)
+    if not rows:
+        raise InputError(f"{where}: no rows", "a table has a heading and rows", "check it")
+    short = next((name for name, cells in found.items() if len(cells) < rows), None)
+    if short is not None:
+        what = f"{where}: column {short!r} has {len(found[short]):,} of {rows:,} cells"
+        raise InputError(what, "each column has a cell in every row", "correct it, or drop it")
     return found
 
 
@@ -274,7 +286,7 @@ def _given_column(values: Any, where: str) -> NDArray[Any]:
         raise InputError(f"{where} holds {what}", "columns hold numbers, words or truth values", "convert or drop it")
     if there and all(isinstance(cell, Real) and not isinstance(cell, bool) for cell in there):
         return np.array([np.nan if cell is None else float(cell) for cell in cells])
-    return np.array(["" if cell is None else category_text(cell) for cell in cells])
+    return _words(["" if cell is None else category_text(cell) for cell in cells], where)
 
 
 def _is_missing(cell: object) -> bool:

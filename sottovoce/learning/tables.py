@@ -18,27 +18,31 @@ row and on the columns, never on other rows; which rows are held out follows fro
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.noise_key import check_seed, public_stream
+from sottovoce.core.noise_key import check_seed, public_seed, public_stream
 from sottovoce.errors import InputError
 from sottovoce.learning.catalogue import HELD_OUT, Targets
 from sottovoce.learning.columns import REFUSE, Column, Columns, parse_columns, read_columns
-from sottovoce.learning.datasets import NAMES_A_TABLE, OF_ITS_OWN, Dataset
+from sottovoce.learning.datasets import NAMES_A_TABLE, OF_ITS_OWN, Dataset, few
 from sottovoce.learning.lazy_rows import Examples, Floats
 from sottovoce.learning.partitioning import NodeData, Partition, Rows, Sizes
-from sottovoce.learning.table_cells import GivenTable, category_text, given_cells, read_cells
+from sottovoce.learning.table_cells import GivenTable, category_text, given_cells, missing_cells, numbers_of, read_cells
 from sottovoce.support.config import DataSettings, Document
 from sottovoce.support.npz import Arrays
 
 SCALED = "numbers are scaled by the public ranges of their columns, and clipped to them"
+
+InputsAndTargets: TypeAlias = tuple[Floats, Targets]
 
 GivenColumns: TypeAlias = "Columns | Document | str | PathLike[str]"
 """What the columns are: as keys and values, or the path of a file of them."""
@@ -55,6 +59,10 @@ class Table:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    def only(self, rows: NDArray[np.int64]) -> InputsAndTargets:
+        """Some of the rows, in that order."""
+        return self.inputs[rows], self.targets[rows]
+
     def __repr__(self) -> str:
         return f"Table({len(self)} rows of {self.inputs.shape[1]})"
 
@@ -68,11 +76,11 @@ def encode_table(cells: Arrays, columns: Columns, where: str) -> Table:
     """Rows from the cells of a table; `where` names it in errors."""
     _check_heading(cells, columns, where, (columns.target,))
     inputs, clipped = _encoded_inputs(cells, columns, where)
-    target = columns.target_column
-    if target.categories is not None:
-        return Table(inputs, _positions(target, cells[target.name], columns, where), clipped)
-    values, outside = _encoded(target, cells[target.name], columns, where)
-    return Table(inputs, values[:, 0], clipped + outside)
+    target = _Cells(columns.target_column, cells[columns.target], columns, where)
+    if columns.classes:
+        return Table(inputs, target.positions(), clipped)
+    values, outside = target.scaled()
+    return Table(inputs, values, clipped + outside)
 
 
 def encode_inputs(cells: Arrays, columns: Columns, where: str) -> Floats:
@@ -96,99 +104,74 @@ def _check_heading(cells: Arrays, columns: Columns, where: str, also: tuple[str,
 
 
 def _encoded_inputs(cells: Arrays, columns: Columns, where: str) -> tuple[Floats, int]:
-    found = [_encoded(column, cells[column.name], columns, where) for column in columns.features]
-    return np.concatenate([values for values, _ in found], axis=1), sum(outside for _, outside in found)
+    """The inputs of every row, and how many of their numbers were clipped."""
+    parts, clipped = list[Floats](), 0
+    for column in columns.features:
+        own = _Cells(column, cells[column.name], columns, where)
+        if column.categories is not None:
+            parts.append(np.eye(column.width, dtype=np.float32)[own.positions()])
+            continue
+        values, outside = own.scaled()
+        parts.append(values[:, None])
+        clipped += outside
+    return np.concatenate(parts, axis=1), clipped
 
 
-def _encoded(column: Column, cells: NDArray[Any], columns: Columns, where: str) -> tuple[Floats, int]:
-    """The inputs that a column becomes, and how many of its numbers were clipped."""
-    if column.categories is not None:
-        positions = _positions(column, cells, columns, where)
-        return np.eye(len(column.categories), dtype=np.float32)[positions], 0
-    assert column.range is not None
-    low, high = column.range
-    values = _numbers(column, cells, columns, where)
-    within = np.clip(values, low, high)
-    start, stop = columns.scale_to
-    scaled = start + (stop - start) * ((within - low) / (high - low))
-    return scaled.astype(np.float32)[:, None], int((within != values).sum())
+@dataclass(frozen=True, eq=False)
+class _Cells:
+    """The cells of one column of a table, and what is agreed about them."""
 
+    column: Column
+    cells: NDArray[Any]
+    columns: Columns
+    where: str
 
-def _numbers(column: Column, cells: NDArray[Any], columns: Columns, where: str) -> NDArray[np.float64]:
-    """The numbers of a column, substitutes in place of missing ones."""
-    if cells.dtype.kind == "U":
-        missing = np.isin(cells, ["", *columns.missing_words])
-        values = _parsed(np.where(missing, "0", cells))
-    elif cells.dtype.kind == "b":
-        values, missing = np.full(len(cells), np.nan), np.zeros(len(cells), dtype=bool)
-    else:
-        with np.errstate(over="ignore"):
-            values = cells.astype(np.float64)
-        missing = np.isnan(values)
-    wrong = np.flatnonzero(~np.isfinite(values) & ~missing)
-    if wrong.size:
-        raise _misfit(
-            where,
-            column,
-            int(wrong[0]),
-            cells,
-            "a finite number is needed here",
+    def scaled(self) -> tuple[Floats, int]:
+        """Numbers as inputs, substitutes in place of missing ones, and how many of them were clipped."""
+        assert self.column.range is not None
+        low, high = self.column.range
+        missing = missing_cells(self.cells, self.columns.missing_words)
+        values = numbers_of(self.cells, missing)
+        self._refuse(
+            ~np.isfinite(values) & ~missing, "a finite number is needed here",
             "write it as 1234.5 is written, or list it in missing_words if it stands for nothing",
-        )
-    _check_missing(column, missing, cells, columns, where)
-    return np.where(missing, 0.0 if column.missing == REFUSE else column.missing, values)
+        )  # fmt: skip
+        self._refuse_missing(missing)
+        values = np.where(missing, 0.0 if self.column.missing == REFUSE else self.column.missing, values)
+        within = np.clip(values, low, high)
+        start, stop = self.columns.scale_to
+        scaled = start + (stop - start) * ((within - low) / (high - low))
+        return scaled.astype(np.float32), int((within != values).sum())
 
+    def positions(self) -> NDArray[np.int64]:
+        """The position of each row's category, with what stands for missing and for unknown ones."""
+        column, categories = self.column, self.column.categories or []
+        place = {name: position for position, name in enumerate(categories)}
+        distinct, inverse = np.unique(self.cells, return_inverse=True)
+        words = [category_text(value) for value in distinct.tolist()]
+        missing = np.isin(words, ["", *self.columns.missing_words])
+        substitutes = [column.missing if absent else column.unknown for absent in missing]
+        found = np.array([place.get(w, place.get(str(s), -1)) for w, s in zip(words, substitutes, strict=True)])
+        self._refuse_missing((missing & (found < 0))[inverse])
+        remedy = self._or("agree on what unknown ones become")
+        self._refuse((found < 0)[inverse], f"categories are {few(categories)}", f"correct it, or {remedy}")
+        return found[inverse].astype(np.int64)
 
-def _parsed(words: NDArray[np.str_]) -> NDArray[np.float64]:
-    """Numbers from text; nan where there is none."""
-    try:
-        return words.astype(np.float64)
-    except ValueError:
-        return np.array([_number(word) for word in words.tolist()])
+    def _refuse_missing(self, missing: NDArray[np.bool_]) -> None:
+        if self.column.missing == REFUSE:
+            remedy = self._or("agree on what missing ones become")
+            self._refuse(missing, "no replacement for a missing cell is given", f"fill it, or {remedy}")
 
+    def _or(self, remedy: str) -> str:
+        """What can be done about a cell; a target has no substitute."""
+        return "leave that row out" if self.column.name == self.columns.target else remedy
 
-def _number(word: str) -> float:
-    try:
-        return float(word)
-    except ValueError:
-        return np.nan
-
-
-def _positions(column: Column, cells: NDArray[Any], columns: Columns, where: str) -> NDArray[np.int64]:
-    """The position of each row's category, with what stands for missing and for unknown ones."""
-    assert column.categories is not None
-    place = {name: position for position, name in enumerate(column.categories)}
-    distinct, inverse = np.unique(cells, return_inverse=True)
-    words = [category_text(value) for value in distinct.tolist()]
-    missing = np.array([word in ("", *columns.missing_words) for word in words])
-    substitutes = [column.missing if absent else column.unknown for absent in missing]
-    found = np.array([place.get(w, place.get(str(s), -1)) for w, s in zip(words, substitutes, strict=True)])
-    _check_missing(column, missing[inverse] & (found[inverse] < 0), cells, columns, where)
-    wrong = np.flatnonzero(found[inverse] < 0)
-    if wrong.size:
-        remedy = "leave that row out" if column.name == columns.target else "agree on what unknown ones become"
-        rule = f"categories are {_few(column.categories)}"
-        raise _misfit(where, column, int(wrong[0]), cells, rule, f"correct it, or {remedy}")
-    return found[inverse].astype(np.int64)
-
-
-def _check_missing(
-    column: Column, missing: NDArray[np.bool_], cells: NDArray[Any], columns: Columns, where: str
-) -> None:
-    absent = np.flatnonzero(missing)
-    if absent.size and column.missing == REFUSE:
-        remedy = "leave that row out" if column.name == columns.target else "agree on what missing ones become"
-        raise _misfit(
-            where, column, int(absent[0]), cells, "no replacement for a missing cell is given", f"fill it, or {remedy}"
-        )
-
-
-def _misfit(where: str, column: Column, row: int, cells: NDArray[Any], rule: str, remedy: str) -> InputError:
-    return InputError(f"{where}, row {row + 1}, column {column.name!r}: {cells[row].item()!r:.60}", rule, remedy)
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if names[5:] else "")
+    def _refuse(self, wrong: NDArray[np.bool_], rule: str, remedy: str) -> None:
+        """Refuse the first row that is wrong."""
+        if wrong.any():
+            row = int(wrong.argmax())
+            found = f"{self.where}, row {row + 1}, column {self.column.name!r}: {self.cells[row].item()!r:.60}"
+            raise InputError(found, rule, remedy)
 
 
 # --- as data sets --------------------------------------------------------------------------------------------------
@@ -251,10 +234,7 @@ def table_dataset(table: Table, columns: Columns, name: str, seed: int) -> Datas
             "a fifth of the rows is held out, and the rest is used for training",
             "give five or more",
         )
-    return _dataset(
-        columns, name, (table.inputs[order[test:]], table.targets[order[test:]]),
-        (table.inputs[order[:test]], table.targets[order[:test]]),
-    )  # fmt: skip
+    return _dataset(columns, name, table.only(order[test:]), table.only(order[:test]))
 
 
 def join_tables(columns: Columns, sizes: Mapping[str, int], tables: Mapping[str, Table], seed: int) -> NodeData:
@@ -263,9 +243,9 @@ def join_tables(columns: Columns, sizes: Mapping[str, int], tables: Mapping[str,
     The rows of nodes whose table is not here are zeros, of which there is one in memory. No privacy figure depends on
     rows, so figures are the same whichever tables are here.
     """
-    inputs: list[Floats] = [np.zeros((1, columns.width), dtype=np.float32)]
-    targets: list[Targets] = [_placeholder(columns)]
-    held_out: list[tuple[Floats, Targets]] = []
+    nothing: Targets = np.zeros(1, dtype=np.int64 if columns.classes else np.float32)
+    train: list[InputsAndTargets] = [(np.zeros((1, columns.width), dtype=np.float32), nothing)]
+    held_out: list[InputsAndTargets] = []
     shards: list[Rows] = []
     begin = 1
     for name, size in sizes.items():
@@ -275,14 +255,11 @@ def join_tables(columns: Columns, sizes: Mapping[str, int], tables: Mapping[str,
             continue
         _check_rows(name, len(table), size)
         order = public_stream(seed, f"held out of {name}", [], 0).permutation(len(table))
-        train, rest = order[:size], order[size:]
-        inputs.append(table.inputs[train])
-        targets.append(table.targets[train])
-        held_out.append((table.inputs[rest], table.targets[rest]))
+        train.append(table.only(order[:size]))
+        held_out.append(table.only(order[size:]))
         shards.append(np.arange(begin, begin + size))
         begin += size
-    test = held_out or [(inputs[0], targets[0])]
-    found = _dataset(columns, OF_ITS_OWN, _joined(list(zip(inputs, targets, strict=True))), _joined(test))
+    found = _dataset(columns, OF_ITS_OWN, _joined(train), _joined(held_out or train[:1]))
     counts = list(sizes.values())
     spread = Sizes(min(counts), float(np.mean(counts)), max(counts), None)
     return NodeData(found, Partition(tuple(shards), OF_ITS_OWN, seed, spread))
@@ -309,15 +286,11 @@ def _check_rows(name: str, rows: int, declared: int) -> None:
         )  # fmt: skip
 
 
-def _placeholder(columns: Columns) -> Targets:
-    return np.zeros(1, dtype=np.int64 if columns.classes else np.float32)
-
-
-def _joined(parts: Sequence[tuple[Floats, Targets]]) -> tuple[Floats, Targets]:
+def _joined(parts: Sequence[InputsAndTargets]) -> InputsAndTargets:
     return np.concatenate([inputs for inputs, _ in parts]), np.concatenate([targets for _, targets in parts])
 
 
-def _dataset(columns: Columns, name: str, train: tuple[Floats, Targets], test: tuple[Floats, Targets]) -> Dataset:
+def _dataset(columns: Columns, name: str, train: InputsAndTargets, test: InputsAndTargets) -> Dataset:
     """Rows whose norm is bounded by their columns, which is declared."""
     return Dataset(
         name=name, kind="classes" if columns.classes else "value",
@@ -326,3 +299,63 @@ def _dataset(columns: Columns, name: str, train: tuple[Floats, Targets], test: t
         groups=None, test_groups=None, entities=(), licence="your own", source="you", notes=(SCALED,),
         target_unit=columns.target_unit,
     )  # fmt: skip
+
+
+# --- tables to try a federation with ---------------------------------------------------------------------------------
+
+SHIPPED = {"breast-cancer": ("load_breast_cancer", "diagnosis"), "digits": ("load_digits", "digit")}
+"""Data sets that come with scikit-learn: what loads them, and what their target is called."""
+
+
+class MemberTable(NamedTuple):
+    """A member's table as CSV: `rows` to train on, as declared, and some more to hold out."""
+
+    rows: int
+    held_out: int
+    text: str
+
+
+def split_table(name: str, columns: Columns, rows: Mapping[str, int], seed: int) -> dict[str, MemberTable]:
+    """Deal all rows of a data set out to members, in an order that follows from the seed.
+
+    Each gets the rows that it trains on, and of those that are left a share in proportion, at least one.
+    """
+    if name not in SHIPPED:
+        raise InputError(f"data set {name!r:.60}", f"tables can be made from {', '.join(SHIPPED)}", "name one of these")
+    cells = _shipped(name)
+    wanted = [column.name for column in columns.columns]
+    strange = next((one for one in wanted if one not in cells), None)
+    if strange is not None:
+        raise InputError(f"column {strange!r:.60}", f"{name} has {', '.join(cells)}", "correct the columns")
+    total, declared = len(cells[wanted[0]]), sum(rows.values())
+    if declared + len(rows) > total:
+        raise InputError(
+            f"{declared:,} rows for {len(rows)} members", f"{name} has {total:,}, and each holds out at least one",
+            "declare fewer under [rows]",
+        )  # fmt: skip
+    order = np.random.default_rng(public_seed(seed, "split")).permutation(total).tolist()
+    found, start, spare = {}, 0, total - declared - len(rows)
+    for member, count in rows.items():
+        held_out = 1 + spare * count // declared
+        stop = start + count + held_out
+        found[member] = MemberTable(count, held_out, _csv(cells, wanted, order[start:stop]))
+        start = stop
+    return found
+
+
+def _shipped(name: str) -> dict[str, list[Any]]:
+    """The columns of a data set by name."""
+    from sklearn import datasets
+
+    load, target = SHIPPED[name]
+    found = getattr(datasets, load)()
+    features = {str(name): found.data[:, at].tolist() for at, name in enumerate(found.feature_names)}
+    return {**features, target: [str(found.target_names[label]) for label in found.target]}
+
+
+def _csv(cells: dict[str, list[Any]], names: list[str], rows: list[int]) -> str:
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow(names)
+    table.writerows([cells[name][row] for name in names] for row in rows)
+    return out.getvalue()

@@ -27,7 +27,7 @@ from sottovoce.federation.joining import _keep_lines
 from sottovoce.federation.member_folder import run_folder
 from sottovoce.federation.rehearsal import MemberProgress, _failure, _listening, _progress, _rehearsed
 from sottovoce.learning.columns import read_columns
-from sottovoce.learning.split_tables import split_table
+from sottovoce.learning.tables import split_table
 from tests.cli.test_schemas import fits
 from tests.docs.test_docs import ROOT
 from tests.federation.federation import ROWS, agreement_in, prepare, write_tables

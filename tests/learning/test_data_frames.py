@@ -64,7 +64,7 @@ def test_errors_of_values_are_in_the_units_of_the_target():
 GOOD = {"age": [30], "ward": ["east"], "again": ["no"]}
 WRONG = [
     (3, "a int; a table is a data frame"),
-    ({"age": [1, 2], "ward": ["east"], "again": ["no"]}, "columns without rows, or of different lengths"),
+    ({"age": [1, 2], "ward": ["east"], "again": ["no"]}, "column 'ward' has 1 of 2 cells"),
     (GOOD | {"age": [1j]}, "column 'age' holds complex"),
     (GOOD | {"age": [[1, 2]]}, "column 'age' of shape"),
     (GOOD | {"age": pandas.to_datetime(["2020-01-01"])}, "column 'age' holds datetime"),
