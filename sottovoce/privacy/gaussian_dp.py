@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -41,46 +40,55 @@ HUGE, LOST = 1e4, 1e-15
 
 Array = NDArray[np.float64]
 
-Number = TypeVar("Number", float, Array)
-
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 
 
 def log_delta(mu: float, epsilon: float) -> float:
-    """Natural logarithm of delta(epsilon) for a mu-GDP mechanism.
-
-    With Mills' ratio m(x) = Phi(-x)/phi(x) the two terms share a factor, phi(a) (m(x) - m(x + mu)) with
-    x = -a = eps/mu - mu/2, so nothing cancels where both are tiny.
-    """
+    """Natural logarithm of delta(epsilon) for a mu-GDP mechanism."""
     if mu == 0:
         return -math.inf
-    if math.isinf(mu):
-        return 0.0
-    x = epsilon / mu - mu / 2
-    if x < -5:  # the first term is 1 to six digits, the second far smaller
-        first, second = float(log_ndtr(-x)), epsilon + float(log_ndtr(-x - mu))
-        return first + math.log1p(-math.exp(second - first))
-    return -x * x / 2 - math.log(math.sqrt(2 * math.pi)) + math.log(_mills_drop(x, mu))
+    return 0.0 if math.isinf(mu) else float(log_deltas(mu, [epsilon])[0])
 
 
-def _mills(x: Number) -> Number:
-    return math.sqrt(math.pi / 2) * erfcx(x / math.sqrt(2))
+def log_deltas(mu: float, epsilons: ArrayLike) -> Array:
+    """`log_delta` of one positive mu at many epsilons, which are not negative."""
+    epsilon_V = np.asarray(epsilons, dtype=float)
+    return _log_deltas(np.full(len(epsilon_V), mu), epsilon_V)[0]
 
 
-def _mills_drop(x: float, mu: float) -> float:
-    """`m(x) - m(x + mu)`; for small mu as the integral of `-m' = 1 - x m(x)`, where a difference would cancel."""
-    if mu > SMALL:
-        return float(_mills(x) - _mills(x + mu))
-    at = x + mu * (1 + _NODES) / 2
-    return float(mu / 2 * (_WEIGHTS @ _mills_slope(at)))
+def _log_deltas(mu_V: Array, epsilon_V: Array) -> tuple[Array, Array]:
+    """`log_delta` for positive, finite mu, and its derivative by epsilon, `-e^eps Phi(-eps/mu - mu/2) / delta`.
+
+    With Mills' ratio m(x) = Phi(-x)/phi(x) the two terms share a factor, phi(a) (m(x) - m(x + mu)) with
+    x = -a = eps/mu - mu/2, so nothing cancels where both are tiny. For x < -5 the first term is 1 to six digits, and
+    the second far smaller.
+    """
+    x_V = epsilon_V / mu_V - mu_V / 2
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # what is not selected may be no number
+        first_V, second_V = log_ndtr(-x_V), epsilon_V + log_ndtr(-x_V - mu_V)
+        far_V = first_V + np.log1p(-np.exp(second_V - first_V))
+        later_V, drop_V = _mills(x_V + mu_V), _mills_drop(x_V, mu_V)
+        near_V = -(x_V**2) / 2 - math.log(math.sqrt(2 * math.pi)) + np.log(drop_V)
+        slope_V = np.where(x_V < -5, -np.exp(second_V - far_V), -later_V / drop_V)
+    return np.where(x_V < -5, far_V, near_V), slope_V
 
 
-def _mills_slope(x: np.ndarray) -> np.ndarray:
-    """`1 - x m(x)`, by its continued fraction's asymptotic series where the difference cancels."""
-    plain = 1 - x * math.sqrt(math.pi / 2) * erfcx(x / math.sqrt(2))
-    far = np.maximum(x, 30.0) ** -2  # 1/x^2 - 3/x^4 + 15/x^6 - 105/x^8 + ...
+def _mills(x_V: Array) -> Array:
+    return np.asarray(math.sqrt(math.pi / 2) * erfcx(x_V / math.sqrt(2)))
+
+
+def _mills_drop(x_V: Array, mu_V: Array) -> Array:
+    """`m(x) - m(x + mu)`; for small mu as the integral of `-m' = 1 - x m(x)`, where a difference would cancel.
+
+    That slope has a continued fraction, whose asymptotic series is taken where its own difference cancels.
+    """
+    drop_V, small = _mills(x_V) - _mills(x_V + mu_V), mu_V <= SMALL
+    at = x_V[small, None] + mu_V[small, None] * (1 + _NODES) / 2
+    far = np.maximum(at, 30.0) ** -2  # 1/x^2 - 3/x^4 + 15/x^6 - 105/x^8 + ...
     series = far * (1 - 3 * far * (1 - 5 * far * (1 - 7 * far * (1 - 9 * far))))
-    return np.where(x > 30, series, plain)
+    slopes = np.where(at > 30, series, 1 - at * math.sqrt(math.pi / 2) * erfcx(at / math.sqrt(2)))
+    drop_V[small] = mu_V[small] / 2 * (slopes * _WEIGHTS).sum(axis=1)
+    return drop_V
 
 
 @lru_cache(maxsize=10_000)
@@ -114,7 +122,7 @@ def _roots(mu_V: Array, target: float) -> Array:
     densities are log-concave), so tangents lie above log delta, and steps come down to the root without passing it.
     Whatever rounding makes of the last of them, what is returned meets the target.
     """
-    high = _tail_bound(mu_V, target) + 1e-300
+    high = mu_V * mu_V / 2 + mu_V * math.sqrt(2 * max(1.0, -target)) + 1e-300  # about where a Gaussian's tail is
     while (short := _log_deltas(mu_V, high)[0] > target).any():
         high = np.where(short, 2 * high, high)
     now, settled = high, np.zeros(len(mu_V), dtype=bool)
@@ -133,59 +141,15 @@ def _roots(mu_V: Array, target: float) -> Array:
     return np.where(mu_V > HUGE, now * (1 + LOST), now)
 
 
-def log_deltas(mu: float, epsilons: ArrayLike) -> Array:
-    """`log_delta` of one positive mu at many epsilons, which are not negative."""
-    epsilon_V = np.asarray(epsilons, dtype=float)
-    return _log_deltas(np.full(len(epsilon_V), mu), epsilon_V)[0]
-
-
-def _log_deltas(mu_V: Array, epsilon_V: Array) -> tuple[Array, Array]:
-    """`log_delta` for positive, finite mu, and its derivative by epsilon, `-e^eps Phi(-eps/mu - mu/2) / delta`."""
-    x_V = epsilon_V / mu_V - mu_V / 2
-    far = x_V < -5
-    if not far.any():
-        return _by_mills_ratio(mu_V, x_V)
-    value, slope = np.empty_like(x_V), np.empty_like(x_V)
-    value[far], slope[far] = _both_terms(mu_V[far], epsilon_V[far], x_V[far])
-    value[~far], slope[~far] = _by_mills_ratio(mu_V[~far], x_V[~far])
-    return value, slope
-
-
-def _both_terms(mu_V: Array, epsilon_V: Array, x_V: Array) -> tuple[Array, Array]:
-    first, second = log_ndtr(-x_V), epsilon_V + log_ndtr(-x_V - mu_V)
-    value = first + np.log1p(-np.exp(second - first))
-    return value, -np.exp(second - value)
-
-
-def _by_mills_ratio(mu_V: Array, x_V: Array) -> tuple[Array, Array]:
-    later_V = _mills(x_V + mu_V)
-    drop_V = _mills(x_V) - later_V
-    small = mu_V <= SMALL
-    if small.any():
-        at = x_V[small, None] + mu_V[small, None] * (1 + _NODES) / 2
-        drop_V[small] = mu_V[small] / 2 * (_mills_slope(at) * _WEIGHTS).sum(axis=1)
-    with np.errstate(divide="ignore"):  # of the smallest numbers there are, nothing is left
-        return -(x_V**2) / 2 - math.log(math.sqrt(2 * math.pi)) + np.log(drop_V), -later_V / drop_V
-
-
-def _tail_bound(mu: Number, target: float) -> Number:
-    """About where epsilon lies at most, by the tail bound of a Gaussian."""
-    return mu * mu / 2 + mu * math.sqrt(2 * max(1.0, -target))
-
-
 def is_epsilon_of(mu: float, epsilon: float, delta: float, *, tolerance: float) -> bool:
-    """Whether epsilon is that of mu, up to a relative tolerance: two evaluations, where `epsilon_of` searches.
+    """Whether epsilon is that of mu, up to a relative tolerance.
 
     >>> epsilon = epsilon_of(1.0, delta=1e-5)
     >>> [is_epsilon_of(1.0, factor * epsilon, 1e-5, tolerance=1e-9) for factor in (1, 1 - 1e-8, 1 + 1e-8)]
     [True, False, False]
     """
-    _check_mu(mu)
-    target = math.log(_check_delta(delta)) - RELATIVE_ERROR
-    far = 2 * _tail_bound(mu, target)
-    if mu > math.sqrt(LARGEST) or not 0 < epsilon < far or mu == 0 or log_delta(mu, 0.0) <= target:
-        return epsilon == epsilon_of(mu, delta)
-    return log_delta(mu, epsilon * (1 + tolerance)) <= target < log_delta(mu, epsilon * (1 - tolerance))
+    found = epsilon_of(mu, delta)
+    return epsilon == found or abs(epsilon - found) <= tolerance * found < math.inf
 
 
 def delta_of(mu: float, epsilon: float) -> float:
