@@ -76,8 +76,8 @@ def account_(
 ) -> None:
     """Show what a view can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
     from sottovoce.privacy.accountant import account
+    from sottovoce.privacy.amplification import better_figure, sampled_figure
     from sottovoce.privacy.guarantee import Kind, PrivacyFigure
-    from sottovoce.privacy.sampled_batches import better_figure, sampled_figure
 
     own: dict[str, object] = {"--kind": kind, "--optimised": optimised, "--published": published}
     of_pairs = {"--out": out, "--sample": sample}
@@ -322,8 +322,8 @@ def calibrate_(
     as_json: Json = False,
 ) -> None:
     """Find the sigma for a target epsilon. Example: sotto calibrate --graph ring:30 --rounds 40 --epsilon 1"""
+    from sottovoce.privacy.amplification import calibrate_sampled, saves_noise
     from sottovoce.privacy.calibration import Target, calibrated_system
-    from sottovoce.privacy.sampled_batches import calibrate_sampled, saves_noise
 
     with activity(f"reading {setting.graph}"):
         net = setting.chosen[1]

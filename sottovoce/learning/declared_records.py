@@ -39,8 +39,8 @@ from sottovoce.learning.batches import Batches, parse_batches
 from sottovoce.learning.clipping import parse_clipping
 from sottovoce.privacy import calibration
 from sottovoce.privacy.accountant import AccountSettings
+from sottovoce.privacy.amplification import SampledNodes, calibrate_sampled, saves_noise
 from sottovoce.privacy.calibration import Target, calibrated_system, with_sigma
-from sottovoce.privacy.sampled_batches import SampledNodes, calibrate_sampled, saves_noise
 from sottovoce.privacy.views import View, parse_view
 from sottovoce.tracing.policy import trace_possible
 

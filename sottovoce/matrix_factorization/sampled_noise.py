@@ -25,7 +25,7 @@ from sottovoce.errors import InputError
 from sottovoce.matrix_factorization.banded_columns import BandedColumns, banded_columns, modes_of, search_cost
 from sottovoce.matrix_factorization.factorization import GAP, factorize
 from sottovoce.matrix_factorization.result import Factorization
-from sottovoce.privacy.amplification import noise_for, releases
+from sottovoce.privacy.amplification import noise_for
 from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.support.json_numbers import JSON
 from sottovoce.support.limits import Cost, check_cost
@@ -171,7 +171,7 @@ def _choice(
 ) -> SampledChoice:
     """The best C for one number of parts, and the noise that it takes."""
     epsilon, delta = target
-    times, mu = releases(rounds, apart=parts), mu_of(epsilon, delta)
+    times, mu = -(-rounds // parts), mu_of(epsilon, delta)
     if _certain(share) and rounds <= DENSE:
         found = factorize(topology, rounds=rounds, participation=Participation(times, parts), **settings)
         return SampledChoice(parts, 1.0, 1 / mu, found)

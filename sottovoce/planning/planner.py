@@ -40,6 +40,7 @@ from sottovoce.planning.candidates import (
 from sottovoce.planning.noise_accumulation import noise_in_models
 from sottovoce.planning.question import Question
 from sottovoce.planning.ranking import Entry, Plan, PlannedSystem, Refused, rank
+from sottovoce.privacy.amplification import SampledCalibration, calibrate_sampled, saves_noise
 from sottovoce.privacy.calibration import (
     Calibrated,
     Target,
@@ -49,7 +50,6 @@ from sottovoce.privacy.calibration import (
     with_sigma,
 )
 from sottovoce.privacy.covering_views import stand_in_of
-from sottovoce.privacy.sampled_batches import SampledCalibration, calibrate_sampled, saves_noise
 from sottovoce.privacy.views import with_final_models
 from sottovoce.support.limits import Cost, check_cost
 from sottovoce.support.threads import one_thread

@@ -1,9 +1,11 @@
-"""Amplification by sampling: Poisson and fixed-size mini-batches, by loss distributions.
+"""Amplification by sampling: what it is worth that batches are drawn by chance, Poisson or of a fixed size.
 
 A node's record takes part in a round with probability q. The figure is that of an adversary who has every noisy
 gradient, of which all that anybody sees is a function: so it holds for whoever hears everything, and for every node.
 For noise that is independent over rounds, or correlated by a C with at most B bands where a record may be drawn every B
 rounds (docs/guarantees.md has the proof); for other C, and on top of what distance hides, nothing is proven.
+
+Each node is accounted for by its own sampling and its own noise; the figure is that of the node that is worst off.
 
     >>> round(epsilon_of_batches(noise=2.0, share=0.01, rounds=1000, delta=1e-5), 3)
     0.622
@@ -11,25 +13,37 @@ rounds (docs/guarantees.md has the proof); for other C, and on top of what dista
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.noise import PerNode
+from sottovoce.core.adjacency import Change
+from sottovoce.core.noise import CombinedNoise, Independent, PerNode, Temporal
+from sottovoce.core.participation import Participation, Sampling
+from sottovoce.core.sensitivity import per_node
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.privacy.calibration import Answer, Search, least_noise
-from sottovoce.privacy.covering_views import hides_in_sums, shares_secrets
+from sottovoce.privacy.assumptions import CHANGED_RECORD, AssumptionKind, rounding
+from sottovoce.privacy.calibration import LARGEST, Answer, Search, Target, least_noise
+from sottovoce.privacy.composition import Composition, SampledLoss
+from sottovoce.privacy.covering_views import covering_views, hides_in_sums, lacks_secrets, shares_secrets
+from sottovoce.privacy.final_models import covered_final_models
 from sottovoce.privacy.gaussian_dp import epsilon_of, mu_of
-from sottovoce.privacy.loss_distributions import Releases, epsilon_of_releases
+from sottovoce.privacy.guarantee import Figure, Kind, PrivacyFigure, TrainingProof
+from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.views import View, ViewKind, everyone, with_final_models
 from sottovoce.tracing.linear_system import LinearSystem
+from sottovoce.tracing.policy import trace_with_noise
 
-LEAST = 0.3
-"""Below this noise multiplier sampling is not counted: epsilon is beyond any use, and loss distributions are huge."""
-
-LARGEST = 1e6
+LARGEST_MULTIPLIER = 1e6
 """A target that no noise multiplier below this meets is refused."""
+
+ROUNDING = 1e-9
+"""Sizes of noise and figures that differ by less, relatively, are the same."""
 
 
 def epsilon_of_batches(*, noise: float, share: float, rounds: int, delta: float, size: int | None = None) -> float:
@@ -43,20 +57,7 @@ def epsilon_of_batches(*, noise: float, share: float, rounds: int, delta: float,
         raise InputError(
             f"batch share {share}", "it must lie in (0, 1]", "give the batch size divided by the number of records"
         )
-    if not noise > 0:
-        return float("inf")
-    if noise == float("inf"):  # nothing that was sent depends on a record
-        return 0.0
-    if noise < LEAST:
-        return epsilon_of(rounds**0.5 / noise, delta)
-    return epsilon_of_releases([releases_of(noise, share, rounds, size)], delta)
-
-
-def releases_of(noise: float, share: float, rounds: int, size: int | None) -> Releases:
-    """Releases on batches that are drawn by chance: Poisson, or of a whole number of records among `size`."""
-    if size is None:
-        return Releases(noise, share, rounds)
-    return Releases(noise, max(1, round(share * size)) / size, rounds, replaced=True)
+    return Composition((SampledLoss(noise, share, rounds, size),)).epsilon(delta) if noise > 0 else math.inf
 
 
 @lru_cache(maxsize=256)
@@ -75,7 +76,7 @@ def noise_for(epsilon: float, *, share: float, rounds: int, delta: float, size: 
     search, unsampled = Search(ask, epsilon), rounds**0.5 / mu_of(epsilon, delta)
     search.approach(unsampled, max(share * unsampled, 1e-3), close=1e-4)
     return least_noise(
-        search.meets, unsampled, tolerance=1e-3, smallest=1e-3, largest=LARGEST,
+        search.meets, unsampled, tolerance=1e-3, smallest=1e-3, largest=LARGEST_MULTIPLIER,
         name="noise multiplier", target=f"epsilon {epsilon} with sampled batches",
     )  # fmt: skip
 
@@ -92,9 +93,6 @@ def noise_multipliers(
     a release is all that one of these rounds brings about, and its noise that of the longest column of C. If a record
     is drawn `certain`ly whenever it may be, all these rounds are one release, whatever C is.
     """
-    from sottovoce.core.participation import Participation
-    from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
-
     view.check(system.n)
     if view.kind is ViewKind.ANY_COALITION:
         if shares_secrets(system):
@@ -117,9 +115,34 @@ def noise_multipliers(
         return np.asarray(loss_given_noisy_gradients(system, view, np.arange(system.n), shown) ** -0.5)
 
 
-def releases(rounds: int, *, apart: int = 1, certain: bool = False) -> int:
-    """How many releases of `noise_multipliers` there are of a record that may be drawn every `apart` rounds."""
-    return 1 if certain else -(-rounds // apart)
+@dataclass(frozen=True)
+class SampledNodes:
+    """How each node draws its records. `sensitivity` is how far the change that this sampling is about moves what a
+    node releases, in the units of the algorithm's own sensitivity.
+    """
+
+    samplings: tuple[Sampling, ...]
+    sensitivity: PerNode
+
+    @property
+    def change(self) -> Change:
+        """What may change: the same at all nodes."""
+        return self.samplings[0].change
+
+    @property
+    def differ(self) -> bool:
+        """Whether some nodes sample unlike others."""
+        return len(set(self.samplings)) > 1
+
+    def least_noise(self, system: LinearSystem, view: View) -> dict[Sampling, float]:
+        """For each sampling the least noise multiplier of the nodes that sample so."""
+        own, change = np.asarray(system.algorithm.sensitivity), np.asarray(self.sensitivity)
+        one = self.samplings[0]  # nodes share settings, so that shares and sizes alone can differ
+        noises = noise_multipliers(system, view, apart=one.apart, certain=one.certain) * (own / change)
+        found: dict[Sampling, float] = {}
+        for how, noise in zip(self.samplings, noises, strict=True):
+            found[how] = min(float(noise), found.get(how, math.inf))
+        return found
 
 
 def sampled_epsilon(
@@ -137,10 +160,135 @@ def sampled_epsilon(
     `sensitivity` is how far the change that sampling is about moves a gradient: adding or removing a record (Poisson)
     or replacing one (fixed size); the algorithm's own unless given. A record may be drawn every `apart` rounds.
     """
-    certain, own = share == 1 and size is None, np.asarray(system.algorithm.sensitivity)
-    noises = noise_multipliers(system, view, apart=apart, certain=certain)
-    noise = float((noises * (own / (own if sensitivity is None else np.asarray(sensitivity)))).min())
-    count = releases(system.rounds, apart=apart, certain=certain)
-    if certain:
-        return epsilon_of(1 / noise, delta) if noise > 0 else float("inf")
-    return epsilon_of_batches(noise=noise, share=share, rounds=count, delta=delta, size=size)
+    change = system.algorithm.sensitivity if sensitivity is None else sensitivity
+    return _worst_epsilon(system, view, SampledNodes((Sampling(share, size, apart),) * system.n, change), delta)
+
+
+def _worst_epsilon(system: LinearSystem, view: View, nodes: SampledNodes, delta: float) -> float:
+    """Of each sampling; or, if that is less, of the same noise in every round, where nodes differ in that."""
+    found = []
+    for how, noise in nodes.least_noise(system, view).items():
+        count = _releases(how, system.rounds)
+        unsampled = epsilon_of(count**0.5 / noise, delta) if noise > 0 else math.inf
+        if not how.certain:
+            sampled = epsilon_of_batches(noise=noise, share=how.share, size=how.size, rounds=count, delta=delta)
+            unsampled = min(sampled, unsampled) if nodes.differ else sampled
+        found.append(unsampled)
+    return max(found)
+
+
+def _releases(how: Sampling, rounds: int) -> int:
+    """How many releases of `noise_multipliers` there are."""
+    return 1 if how.certain else -(-rounds // how.apart)
+
+
+def sampled_figure(system: LinearSystem, view: View, nodes: SampledNodes, delta: float) -> PrivacyFigure:
+    """The figure that counts on chance, for the node that is worst off.
+
+    What a node or a coalition sees is a function of all noisy gradients, so that this figure holds for it as well.
+    Refused where sampling has no proof for this system.
+    """
+    epsilon = _worst_epsilon(system, view, nodes, delta)
+    assumptions = [AssumptionKind.SAMPLED_BATCHES.of(changed=CHANGED_RECORD[nodes.change])]
+    if lacks_secrets(view, system):
+        assumptions.append(AssumptionKind.NO_SHARED_SECRETS.of())
+    assumptions.append(rounding(system, covered=bool(system.algorithm.exact_noise)))  # noisy gradients alone
+    return PrivacyFigure(
+        view=view, change=nodes.change, victim=None, distance=None, kind=Kind.ANY_TRAINING, mu=None, epsilon=epsilon,
+        proven_for_training=TrainingProof.PROVEN, assumptions=tuple(assumptions),
+        final_models=covered_final_models(system, view), figure=Figure.BOUND,
+    )  # fmt: skip
+
+
+def better_figure(sampled: PrivacyFigure | None, unsampled: PrivacyFigure) -> PrivacyFigure:
+    """The one with less epsilon. Where chance is worth nothing, the one without: its loss is Gaussian."""
+    if sampled is None:
+        return unsampled
+    return sampled if sampled.epsilon < unsampled.epsilon * (1 - ROUNDING) else unsampled
+
+
+def sampled_loss(system: LinearSystem, view: View, nodes: SampledNodes) -> SampledLoss | None:
+    """What the sampled figure is made of, so that it can be composed with others; None where it has no such form.
+
+    Of Poisson batches that differ between nodes, the largest share with the least noise: no node's record loses more.
+    Batches of a fixed size that differ have no such worst case.
+    """
+    sizes = {how.size for how in nodes.samplings}
+    if len(sizes) > 1 or (nodes.differ and None not in sizes):
+        return None
+    noise, one = min(nodes.least_noise(system, view).values()), nodes.samplings[0]
+    count = _releases(one, system.rounds)
+    return SampledLoss(noise, max(how.share for how in nodes.samplings), count, sizes.pop())
+
+
+def sampled_sigma(
+    at: Callable[[float], LinearSystem], nodes: SampledNodes, target: Target, view: View
+) -> PerNode | None:
+    """The least sigma with which every node's sampling meets a target, where `at` gives the system of a sigma.
+
+    Noise of each node's own is chosen node by node. None where sampling counts for nothing.
+    """
+    reference = at(1.0)
+    try:
+        there = nodes.least_noise(reference, view)
+        needed = {how: _needed(how, reference.rounds, target, or_unsampled=nodes.differ) for how in there}
+    except Unaccountable:
+        return None
+    if min(there.values()) == 0 or max(there.values()) == math.inf:
+        return None
+    sigmas = {how: (1 + 1e-12) * needed[how] / noise for how, noise in there.items()}
+    noise, most = reference.algorithm.noise, max(sigmas.values())
+    if isinstance(noise, Independent | Temporal):
+        return per_node([sigmas[how] for how in nodes.samplings])
+    if not isinstance(noise, CombinedNoise):
+        return most
+
+    def enough(sigma: float) -> bool:
+        found = nodes.least_noise(at(noise.nearest_sigma(sigma)), view)
+        return all(least >= needed[how] for how, least in found.items())
+
+    return noise.nearest_sigma(least_noise(enough, most, tolerance=1e-3, smallest=1e-9, largest=LARGEST))
+
+
+class SampledCalibration(NamedTuple):
+    """A sigma, for all nodes or for each, the system there, and the figure that shows it meets the target."""
+
+    sigma: PerNode
+    system: LinearSystem
+    figure: PrivacyFigure
+
+
+def calibrate_sampled(
+    reference: LinearSystem, view: View, nodes: SampledNodes, target: Target
+) -> SampledCalibration | None:
+    """The least sigma that meets a target by chance, from the system at sigma 1; None where chance counts for nothing.
+
+    That is so where somebody who shares secrets learns more than everyone.
+    """
+    if len(covering_views(view, reference)) > 1:
+        return None
+
+    def at(sigma: PerNode) -> LinearSystem:
+        return trace_with_noise(reference, reference.algorithm.noise.with_sigma(sigma))
+
+    sigma = sampled_sigma(at, nodes, target, view)
+    if sigma is None:
+        return None
+    system = at(sigma)
+    return SampledCalibration(sigma, system, sampled_figure(system, view, nodes, target.delta))
+
+
+def saves_noise(sampled: PerNode, unsampled: float) -> bool:
+    """Whether the sigma that counts on chance is smaller for some node, and larger for none."""
+    each = np.atleast_1d(sampled)
+    return bool(each.max() <= unsampled * (1 + ROUNDING) and each.min() < unsampled * (1 - ROUNDING))
+
+
+def _needed(how: Sampling, rounds: int, target: Target, *, or_unsampled: bool) -> float:
+    """The noise multiplier that a sampling needs; or, if that is less, the one that needs no sampling."""
+    count = _releases(how, rounds)
+    unsampled = count**0.5 / target.mu * (1 + 1e-12)
+    if how.certain:
+        return unsampled
+    found = noise_for(target.epsilon, share=how.share, size=how.size, rounds=count, delta=target.delta)
+    return min(found, unsampled) if or_unsampled else found

@@ -14,17 +14,16 @@ more is known is added as epsilon and delta, which always holds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from sottovoce.core.adjacency import Change
 from sottovoce.errors import InputError
 from sottovoce.privacy.accountant import Account
-from sottovoce.privacy.amplification import LEAST, releases_of
 from sottovoce.privacy.gaussian_dp import epsilon_of
 from sottovoce.privacy.guarantee import Guarantee
 from sottovoce.privacy.loss_distributions import Releases, epsilon_of_releases
@@ -32,6 +31,10 @@ from sottovoce.support.json_numbers import JSON, from_json, to_json
 
 if TYPE_CHECKING:
     from sottovoce.support.config import Document
+
+
+LEAST = 0.3
+"""Below this noise multiplier sampling is not counted: epsilon is beyond any use, and loss distributions are huge."""
 
 
 class Rule(StrEnum):
@@ -75,6 +78,20 @@ class SampledLoss:
     def change(self) -> Change:
         """What sampling of this kind is about."""
         return Change.ZERO_OUT if self.size is None else Change.REPLACE
+
+    @property
+    def mu(self) -> float:
+        """mu of the same releases without sampling, which is at least as much."""
+        if self.rounds == 0 or self.noise == math.inf:
+            return 0.0
+        return math.sqrt(self.rounds) / self.noise if self.noise > 0 else math.inf
+
+    @property
+    def releases(self) -> Releases:
+        """Batches of a fixed size have a whole number of records."""
+        if self.size is None:
+            return Releases(self.noise, self.share, self.rounds)
+        return Releases(self.noise, max(1, round(self.share * self.size)) / self.size, self.rounds, replaced=True)
 
 
 @dataclass(frozen=True)
@@ -140,11 +157,8 @@ class Composition:
     @property
     def rule(self) -> Rule:
         """How the losses are combined."""
-        parts = _Parts.of(self.losses)
-        if parts.stated:
-            return Rule.SUMS
-        gaussian = all(isinstance(loss, GaussianLoss) for loss in parts.with_distributions)
-        return Rule.GAUSSIAN if gaussian else Rule.DISTRIBUTIONS
+        parts = _parts(self.losses)
+        return Rule.SUMS if parts.stated else Rule.DISTRIBUTIONS if parts.sampled else Rule.GAUSSIAN
 
     def epsilon(self, delta: float) -> float:
         """Epsilon of all releases together at this delta, rounded up."""
@@ -172,40 +186,30 @@ def compose(releases: Iterable[Loss | Guarantee | Account]) -> Composition:
     return Composition(tuple(losses))
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """Losses by the rule that joins them: those with distributions, and those that are added."""
+class _Parts(NamedTuple):
+    """mu of all Gaussian losses, those of sampled batches, and those that are added."""
 
-    with_distributions: tuple[GaussianLoss | SampledLoss, ...]
+    mu: float
+    sampled: tuple[SampledLoss, ...]
     stated: tuple[StatedLoss, ...]
 
-    @classmethod
-    def of(cls, losses: Sequence[Loss]) -> _Parts:
-        plain = [_without_useless_sampling(loss) for loss in losses]
-        stated = tuple(loss for loss in plain if isinstance(loss, StatedLoss))
-        mus = [loss.mu for loss in plain if isinstance(loss, GaussianLoss) and loss.mu > 0]
-        sampled = [loss for loss in plain if isinstance(loss, SampledLoss)]
-        joint = _joint_mu(mus)
-        if joint > 1 / LEAST:
-            joint, sampled = _joint_mu([*mus, *(_unsampled(loss).mu for loss in sampled)]), []
-        gaussian = (GaussianLoss(joint),) if joint > 0 else ()
-        return cls((*gaussian, *sampled), stated)
+
+def _parts(losses: Iterable[Loss]) -> _Parts:
+    """Sampling is not counted where it is none, or where noise is too small for it to count."""
+    mus, sampled, stated = list[float](), list[SampledLoss](), list[StatedLoss]()
+    for loss in losses:
+        if isinstance(loss, StatedLoss):
+            stated.append(loss)
+        elif isinstance(loss, GaussianLoss) or loss.rounds == 0 or not LEAST <= loss.noise < math.inf:
+            mus.append(loss.mu)
+        else:
+            sampled.append(loss)
+    if _joint_mu(mus) > 1 / LEAST:
+        mus, sampled = [*mus, *(loss.mu for loss in sampled)], []
+    return _Parts(_joint_mu(mus), tuple(sampled), tuple(stated))
 
 
-def _without_useless_sampling(loss: Loss) -> Loss:
-    """A sampled loss as a Gaussian one where it is none, or where the noise is too small for sampling to count."""
-    if not isinstance(loss, SampledLoss):
-        return loss
-    if loss.rounds == 0 or loss.noise == math.inf:
-        return GaussianLoss(0.0)
-    return _unsampled(loss) if loss.noise < LEAST else loss
-
-
-def _unsampled(loss: SampledLoss) -> GaussianLoss:
-    return GaussianLoss(math.sqrt(loss.rounds) / loss.noise if loss.noise > 0 else math.inf)
-
-
-def _joint_mu(mus: Sequence[float]) -> float:
+def _joint_mu(mus: Iterable[float]) -> float:
     """The root of the sum of squares, rounded up; a single one is left as it is.
 
     `hypot` scales: the squares of small ones would vanish. It is right to a unit in the last place.
@@ -221,25 +225,15 @@ def _up(value: float) -> float:
 @lru_cache(maxsize=1024)
 def _epsilon(losses: tuple[Loss, ...], delta: float) -> float:
     """Of the distributions, at what stated losses leave of delta, and theirs: the sum."""
-    parts = _Parts.of(losses)
-    unused = Fraction(delta) - sum(Fraction(loss.delta) for loss in parts.stated)
-    if unused < 0 or (parts.with_distributions and unused == 0):
+    mu, sampled, stated = _parts(losses)
+    unused = Fraction(delta) - sum(Fraction(loss.delta) for loss in stated)
+    if unused < 0 or (unused == 0 and (mu or sampled)):
         return math.inf
-    left = math.nextafter(float(unused), 0.0) if parts.stated else delta
-    found = [loss.epsilon for loss in parts.stated]
-    if parts.with_distributions:
-        found.append(_joint_epsilon(parts.with_distributions, left))
+    left = math.nextafter(float(unused), 0.0) if stated else delta
+    found = [loss.epsilon for loss in stated]
+    if sampled:
+        gaussian = [Releases(math.nextafter(1 / mu, 0.0), 1.0, 1)] if mu else []
+        found.append(epsilon_of_releases([*gaussian, *(loss.releases for loss in sampled)], left))
+    elif mu:
+        found.append(epsilon_of(mu, left))
     return sum(found) if len(found) < 2 else _up(math.fsum(found))
-
-
-def _joint_epsilon(group: tuple[GaussianLoss | SampledLoss, ...], delta: float) -> float:
-    first = group[0]
-    if isinstance(first, GaussianLoss) and len(group) == 1:
-        return epsilon_of(first.mu, delta)
-    releases = (
-        Releases(math.nextafter(1 / loss.mu, 0.0), 1.0, 1)
-        if isinstance(loss, GaussianLoss)
-        else releases_of(loss.noise, loss.share, loss.rounds, loss.size)
-        for loss in group
-    )
-    return epsilon_of_releases(tuple(releases), delta)

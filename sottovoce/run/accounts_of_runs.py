@@ -14,11 +14,11 @@ from sottovoce.core.final_models import FinalModels, parse_final_models
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy import views
 from sottovoce.privacy.accountant import Account
+from sottovoce.privacy.amplification import sampled_figure
 from sottovoce.privacy.assumptions import Assumption
 from sottovoce.privacy.composition import Composition, GaussianLoss, Loss, compose
 from sottovoce.privacy.covering_views import NAMED_ONLY, Coverage, shares_secrets
 from sottovoce.privacy.guarantee import PrivacyFigure
-from sottovoce.privacy.sampled_batches import sampled_figure
 from sottovoce.privacy.views import View, everyone, parse_view, with_final_models
 from sottovoce.run.fingerprint import public_fingerprint
 from sottovoce.run.finished_run import accountant_of

@@ -22,6 +22,7 @@ from sottovoce.core.noise_key import public_seed
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy import views
 from sottovoce.privacy.accountant import Account
+from sottovoce.privacy.amplification import better_figure, sampled_figure, sampled_loss
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind, NotCovered
 from sottovoce.privacy.composition import GaussianLoss, Loss, SampledLoss, StatedLoss, loss_document
 from sottovoce.privacy.covering_views import (
@@ -34,7 +35,6 @@ from sottovoce.privacy.covering_views import (
 )
 from sottovoce.privacy.gaussian_dp import epsilons_of
 from sottovoce.privacy.guarantee import PrivacyFigure, figures_at
-from sottovoce.privacy.sampled_batches import better_figure, sampled_figure, sampled_loss
 from sottovoce.privacy.views import View, node_numbers, parse_view, read_view, with_final_models
 from sottovoce.run.privacy_document import StoredView
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant, published_models

@@ -15,13 +15,13 @@ from sottovoce.core.noise import CombinedNoise, NoNoise, PerNode
 from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.accountant import Account, account_for_each
+from sottovoce.privacy.amplification import sampled_sigma, saves_noise
 from sottovoce.privacy.calibration import Calibrated, Target, accounts_at, least_sigma, least_sigma_against, with_sigma
 from sottovoce.privacy.convexity import least_weight, non_expansive, taken_step_size
 from sottovoce.privacy.covering_views import covering_views, insiders_know_more
 from sottovoce.privacy.exact.routes import loss_cost
 from sottovoce.privacy.guarantee import KINDS, Kind
 from sottovoce.privacy.observation import observe
-from sottovoce.privacy.sampled_batches import sampled_sigma, saves_noise
 from sottovoce.privacy.views import View, everyone, parse_view, with_final_models
 from sottovoce.run.training_run import TrainingRun
 from sottovoce.support.limits import Cost, check_cost

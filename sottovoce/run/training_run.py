@@ -31,7 +31,7 @@ from sottovoce.distributed.coordinator import Coordinator, SingleProcess
 from sottovoce.errors import Diverged, InputError
 from sottovoce.learning.partitioning import check_names
 from sottovoce.learning.tasks import CPU, Gradients, Task
-from sottovoce.privacy.sampled_batches import SampledNodes
+from sottovoce.privacy.amplification import SampledNodes
 from sottovoce.support.json_numbers import JSON
 from sottovoce.tracing.certificate import Certificate
 from sottovoce.tracing.round_maps import RoundMaps
