@@ -1,12 +1,19 @@
-"""`sotto account` and `sotto calibrate`: what a view, or every single node, learns about others."""
+"""`sotto account` and `sotto calibrate`: what a view, or every single node, learns about others.
 
+Of runs: what several of them tell together, or of one what any view learns.
+"""
+
+import dataclasses
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from sottovoce._version import __version__
 from sottovoce.cli.account_words import (
+    account_words,
+    changed_data,
     declared_nodes,
     headline_words,
     join_distances,
@@ -15,7 +22,6 @@ from sottovoce.cli.account_words import (
     table_words,
 )
 from sottovoce.cli.app import app
-from sottovoce.cli.joint_account import answer_for_runs
 from sottovoce.cli.options import (
     Code,
     Json,
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
     from sottovoce.core.participation import Participation
     from sottovoce.privacy.accountant import Account
     from sottovoce.privacy.guarantee import Guarantee, Kind
+    from sottovoce.run.accounts_of_runs import JointAccount, JointFigure
     from sottovoce.tracing.linear_system import LinearSystem
 
 OTHER_FORMATS = (".csv", ".tsv", ".npz", ".npy", ".parquet", ".xlsx")
@@ -76,8 +83,7 @@ def account_(
 ) -> None:
     """Show what a view can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
     from sottovoce.privacy.accountant import account
-    from sottovoce.privacy.amplification import better_figure, sampled_figure
-    from sottovoce.privacy.guarantee import Kind, PrivacyFigure
+    from sottovoce.privacy.guarantee import Kind
 
     own: dict[str, object] = {"--kind": kind, "--optimised": optimised, "--published": published}
     of_pairs = {"--out": out, "--sample": sample}
@@ -92,7 +98,7 @@ def account_(
             {**given, **of_pairs}, "runs have settings of their own", "keep --view and --delta", beside=" with runs"
         )
         _check_folders(runs)
-        answer_for_runs(runs, setting, data)
+        _answer_for_runs(runs, setting, data)
         return
     refuse_given(
         {"--data": data}, "--data is the folder of the files that a run names", "name the folder of a run",
@@ -136,6 +142,8 @@ def account_(
             convex=setting.convex, kinds=kinds, lipschitz=lipschitz, victims=setting.victims, optimised=optimised,
         )  # fmt: skip
         if setting.sampled_nodes is not None:
+            from sottovoce.privacy.amplification import sampled_figure
+
             try:
                 sampled = sampled_figure(system, setting.adversary, setting.sampled_nodes, setting.delta)
             except Unaccountable as refusal:
@@ -147,10 +155,7 @@ def account_(
             answer({**settings_document(setting, sigma), **result.document(setting.delta), **shown}, [])
             return
         tables = [result.table(setting.delta), *([_as_published(result)] if published else [])]
-        if sampled is not None and sampled is better_figure(sampled, PrivacyFigure.of(result.headline, setting.delta)):
-            lines = sampled_words(result, sampled, setting.delta)
-        else:
-            lines = table_words(result) + headline_words(result, result.headline, setting.delta, setting.labels)
+        lines = account_words(result, sampled, setting.delta, setting.labels)
     for number, table in enumerate(one for one in tables if len(one) > 1):
         if number:
             print_sentence()
@@ -339,9 +344,11 @@ def calibrate_(
         )  # fmt: skip
         chance = None
         if setting.sampled_nodes is not None:
+            from sottovoce.privacy.amplification import calibrate_sampled, saves_noise
+
             chance = calibrate_sampled(reference, setting.adversary, setting.sampled_nodes, target)
-        if chance is not None and not saves_noise(chance.sigma, found.sigma):
-            chance = None
+            if chance is not None and not saves_noise(chance.sigma, found.sigma):
+                chance = None
     sigma = found.sigma if chance is None else chance.sigma
     nodes = declared_nodes(setting, sigma)
     document = {
@@ -360,3 +367,87 @@ def calibrate_(
     if chance is not None:
         lines = sampled_words(found.account, chance.figure, setting.delta)
     answer(document, table, *lines, *node_lines(setting, nodes))
+
+
+# --- of runs ----------------------------------------------------------------------------------------------------------
+
+
+def _answer_for_runs(runs: list[Path], setting: Setting, data: Path | None) -> None:
+    """Print the joint figures of runs, for everyone and for the views that all have, or for one view.
+
+    Of one run, any view can be asked about.
+    """
+    from sottovoce.run.accounts_of_runs import joint_account
+
+    given = Setting(view=setting.view, delta=setting.delta)
+    if len(runs) == 1 and setting.view != "everyone":
+        given = dataclasses.replace(given, and_final_models=setting.and_final_models)
+    if setting != given:
+        raise InputError(
+            "runs together with --graph or its options", "runs have settings of their own", "keep --view and --delta"
+        )
+    if len(runs) == 1 and setting.view != "everyone":
+        _answer_for_view(runs[0], setting, data)
+        return
+    with activity("guarantees"):
+        found = joint_account(runs, setting.delta, data=data)
+    figures = _joint_figures(found, setting.view)
+    document = {
+        "version": __version__, "runs": [str(folder) for folder in found.folders], "delta": setting.delta,
+        "adjacency": found.adjacency.value, "figures": [one.document(setting.delta) for one in figures],
+        "note": found.note,
+    }  # fmt: skip
+    answer(document, _joint_table(figures, setting.delta), *_joint_words(found, figures[0]))
+
+
+def _answer_for_view(folder: Path, setting: Setting, data: Path | None) -> None:
+    """Print the account of one view of a run, by the run's own settings and, unless another is given, its delta."""
+    from sottovoce.privacy.assumptions import CHANGED_RECORD
+    from sottovoce.run.accounts_of_runs import ask_about_run
+    from sottovoce.run.privacy_report import listed, sigma_of
+
+    with activity(f"accounting for {setting.view}"):
+        delta = None if setting.delta == Setting().delta else setting.delta
+        asked = ask_about_run(folder, setting.view, delta=delta, final_models=setting.and_final_models, data=data)
+    found, run, sampled = asked.account, asked.accountant.training_run, asked.sampled
+    document = {
+        "version": __version__, "run": str(folder), "sigma": listed(sigma_of(run.algorithm.noise)),
+        "adjacency": run.adjacency.value, "participation": str(run.participation),
+        "convex": asked.accountant.convexity.established, "seed": run.seed, "labels": asked.names,
+        **found.document(asked.delta), "nodes": None, "sampled": None if sampled is None else sampled.document(),
+    }  # fmt: skip
+    answer(document, found.table(asked.delta))
+    print_sentences(table_words(found) + headline_words(found, found.headline, asked.delta, asked.names))
+    if sampled is not None:
+        print_sentence(
+            "Batches are drawn at random: whoever hears every message, and so this view too, learns at most "
+            f"epsilon {round_up(sampled.epsilon)} about one record that is {CHANGED_RECORD[sampled.change]}."
+        )
+
+
+def _joint_figures(found: "JointAccount", view: str) -> "tuple[JointFigure, ...]":
+    """All figures, or those of the view that was asked for."""
+    if view == "everyone":
+        return found.figures
+    figures = tuple(one for one in found.figures if str(one.view) == view)
+    if not figures:
+        known = ", ".join(str(one.view) for one in found.figures)
+        raise InputError(f"--view {view}", f"views that all runs have: {known}", "choose one of them")
+    return figures
+
+
+def _joint_table(figures: "tuple[JointFigure, ...]", delta: float) -> Table:
+    table = [["view", "runs", "mu", f"epsilon at delta {delta:g}", "how"]]
+    for one in figures:
+        mu = "-" if one.joint.mu is None else round_up(one.joint.mu)
+        epsilon = round_up(one.joint.epsilon(delta))
+        table.append([str(one.view), str(len(one.joint.losses)), mu, epsilon, one.joint.rule.value])
+    return table
+
+
+def _joint_words(found: "JointAccount", first: "JointFigure") -> list[str]:
+    lines = [changed_data(found.adjacency, first.joint.change), f"{first.final_models.sentence}."]
+    if found.covers.colluders is not None and first is found.figures[0]:
+        lines.append(f"It holds {found.covers}.")
+    lines += [f"It assumes: {assumption}." for assumption in first.assumptions]
+    return lines if found.note is None else [*lines, found.note]

@@ -11,6 +11,7 @@ from sottovoce.privacy.views import LISTED
 
 if TYPE_CHECKING:
     from sottovoce.cli.options import Setting
+    from sottovoce.core.adjacency import Adjacency, Change
     from sottovoce.core.noise import PerNode
     from sottovoce.privacy.accountant import Account
     from sottovoce.privacy.guarantee import Guarantee, PrivacyFigure
@@ -37,6 +38,19 @@ ALIKE = 1e-9
 def node_name(node: int | None, labels: Sequence[str] | None) -> str:
     """A node as its user calls it."""
     return str(node) if node is None or labels is None else f"{node} ({labels[node]})"
+
+
+def account_words(
+    result: "Account", sampled: "PrivacyFigure | None", delta: float, labels: Sequence[str] | None
+) -> list[str]:
+    """The headline in words, and whom the table is about; it counts on chance where that is better."""
+    if sampled is not None:
+        from sottovoce.privacy.amplification import better_figure
+        from sottovoce.privacy.guarantee import PrivacyFigure
+
+        if better_figure(sampled, PrivacyFigure.of(result.headline, delta)) is sampled:
+            return sampled_words(result, sampled, delta)
+    return table_words(result) + headline_words(result, result.headline, delta, labels)
 
 
 def headline_words(result: "Account", best: "Guarantee", delta: float, labels: Sequence[str] | None) -> list[str]:
@@ -169,3 +183,10 @@ def node_lines(setting: "Setting", nodes: list[dict[str, Any]] | None) -> list[s
         "gradients clipped to norm one."
         for records, node, noise in shown
     ]
+
+
+def changed_data(adjacency: "Adjacency", change: "Change") -> str:
+    """What a joint figure is about, as a sentence."""
+    what = "a node's data is" if adjacency == "user" else "one record is"
+    how = "replaced" if change == "replace" else "made to count as nothing"
+    return f"It is about the same data in all runs, of which {what} {how}."

@@ -3,27 +3,25 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from sottovoce.attacks.registry import (
     ATTACKS,
     Attack,
     AttackOptions,
     AttackResult,
-    Option,
     PictureResult,
     attack_by_name,
     attacks_with,
 )
+from sottovoce.attacks.registry import Option as Taken
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Code, Data, Jobs, Json, Seed, Yes, offering
 from sottovoce.cli.output import answer, print_note
 from sottovoce.cli.progress import activity
 from sottovoce.errors import InputError
 
-Attacker = Annotated[
-    str | None, typer.Option(help="Only this node, by number or name; default: all that were recorded.")
-]
+Attacker = Annotated[str | None, Option(help="Only this node, by number or name; default: all that were recorded.")]
 
 
 def _names(attacks: tuple[Attack, ...]) -> str:
@@ -31,7 +29,7 @@ def _names(attacks: tuple[Attack, ...]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
-def _help(option: Option, text: str) -> str:
+def _help(option: Taken, text: str) -> str:
     """Help on an option that only some attacks take."""
     return f"{_names(attacks_with(option))}: {text}"
 
@@ -43,27 +41,27 @@ def attack_names() -> list[str]:
 @app.command()
 def attack(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders of finished runs; several are taken as seeds of one experiment.")
+        list[Path], Argument(help="Folders of finished runs; several are taken as seeds of one experiment.")
     ],
     name: Annotated[
-        str, typer.Option("--attack", help=f"{_names(ATTACKS)}.", autocompletion=offering("cli.attack:attack_names"))
+        str, Option("--attack", help=f"{_names(ATTACKS)}.", autocompletion=offering("cli.attack:attack_names"))
     ] = ATTACKS[0].name,
     attacker: Attacker = None,
     view: Annotated[
         str | None,
-        typer.Option(help=_help(Option.VIEW, "who pools, coalition:A,B or everyone; default: each node alone.")),
+        Option(help=_help(Taken.VIEW, "who pools, coalition:A,B or everyone; default: each node alone.")),
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option(help=_help(Option.PICTURE, "draw what was found into this SVG file."))
+        Path | None, Option(help=_help(Taken.PICTURE, "draw what was found into this SVG file."))
     ] = None,
     samples: Annotated[
         int,
-        typer.Option(min=1, help=_help(Option.SAMPLES, "number of members of a victim to test, and of non-members.")),
+        Option(min=1, help=_help(Taken.SAMPLES, "number of members of a victim to test, and of non-members.")),
     ] = AttackOptions.samples,
     shadows: Annotated[
-        int, typer.Option(min=2, help=_help(Option.SHADOWS, "number of shadow runs; RMIA below 16, LiRA from 16 on."))
+        int, Option(min=2, help=_help(Taken.SHADOWS, "number of shadow runs; RMIA below 16, LiRA from 16 on."))
     ] = AttackOptions.shadows,
-    confidence: Annotated[float, typer.Option(help="Confidence of the intervals.")] = AttackOptions.confidence,
+    confidence: Annotated[float, Option(help="Confidence of the intervals.")] = AttackOptions.confidence,
     seed: Seed = 0,
     jobs: Jobs = None,
     data: Data = None,
@@ -78,8 +76,8 @@ def attack(
     from sottovoce.support.files import check_writable
 
     chosen = attack_by_name(name, given_as="--attack")
-    if picture is not None and not chosen.takes(Option.PICTURE):
-        drawing = _names(attacks_with(Option.PICTURE))
+    if picture is not None and not chosen.takes(Taken.PICTURE):
+        drawing = _names(attacks_with(Taken.PICTURE))
         raise InputError(f"--picture with {name}", f"only {drawing} draws", f"add --attack {drawing}")
     with activity("opening"):
         finished_runs = [open_run(folder, data) for folder in runs]

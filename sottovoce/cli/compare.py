@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Code, Data, Json, Track, Yes, check_one_form
 from sottovoce.cli.output import Table, answer, print_line, print_remark, show_findings, verbosity
 from sottovoce.cli.progress import activity
-from sottovoce.cli.tracking import wanted_trackers, write_tracked
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up
 from sottovoce.support.limits import size_text
@@ -23,17 +22,17 @@ if TYPE_CHECKING:
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs, or of sweeps.")],
-    out: Annotated[Path | None, typer.Option("--out", help="File for the page; default: beside the runs.")] = None,
-    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    runs: Annotated[list[Path], Argument(help="Folders of finished runs, or of sweeps.")],
+    out: Annotated[Path | None, Option("--out", help="File for the page; default: beside the runs.")] = None,
+    title: Annotated[str | None, Option(help="Title of the page.")] = None,
     data: Data = None,
-    figures: Annotated[Path | None, typer.Option(help="Also write each figure as a file into this folder.")] = None,
+    figures: Annotated[Path | None, Option(help="Also write each figure as a file into this folder.")] = None,
     formats: Annotated[
         list[str] | None,
-        typer.Option("--format", help="--figures: svg, pdf or png; may be repeated."),
+        Option("--format", help="--figures: svg, pdf or png; may be repeated."),
     ] = None,
     trackers: Track = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV, with all digits.")] = False,
+    as_csv: Annotated[bool, Option("--csv", help="Print the table as CSV, with all digits.")] = False,
     code: Code = None,
     yes: Yes = False,
     as_json: Json = False,
@@ -52,7 +51,7 @@ def compare(
     from sottovoce.support.files import check_writable, write_text
     from sottovoce.support.text import csv_text
 
-    wanted, tracked = _formats(figures, formats), wanted_trackers(trackers)
+    wanted = _formats(figures, formats)
     check_one_form(as_csv)
     found, left_out = read_runs(runs), unfinished_runs(runs)
     trade_offs = [trade_off(run) for run in found]
@@ -66,7 +65,10 @@ def compare(
         "left_out": [str(folder) for folder in left_out],
     }  # fmt: skip
     drawn = [] if figures is None else write_figures(figures, run_figures(found), wanted)
-    write_tracked(found, tracked, runs[0].parent)
+    if trackers:
+        from sottovoce.report.tracking import track
+
+        print_remark(track([run.folder for run in found], trackers, runs[0].parent))
     verbosity.csv |= as_csv
     show_findings(findings)
     if as_csv:
@@ -80,7 +82,7 @@ def compare(
         print_remark(f"Left out, stopped or diverged: {', '.join(map(str, left_out))}")
     print_remark(f"Page: {shown}")
     if findings:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _formats(figures: Path | None, formats: list[str] | None) -> "list[Format]":
@@ -100,15 +102,11 @@ def _formats(figures: Path | None, formats: list[str] | None) -> "list[Format]":
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", help="File for the page; default: report.html of the run.")
-    ] = None,
-    pdf: Annotated[
-        bool, typer.Option("--pdf", help="Also print the page to an A4 PDF, with an installed browser.")
-    ] = False,
+    run: Annotated[Path, Argument(help="Folder of a finished run.")],
+    out: Annotated[Path | None, Option("--out", help="File for the page; default: report.html of the run.")] = None,
+    pdf: Annotated[bool, Option("--pdf", help="Also print the page to an A4 PDF, with an installed browser.")] = False,
     contact: Annotated[
-        str | None, typer.Option(help="Whom readers can ask; default: contact in [about] of the run file.")
+        str | None, Option(help="Whom readers can ask; default: contact in [about] of the run file.")
     ] = None,
     data: Data = None,
     code: Code = None,
@@ -148,7 +146,7 @@ def report(
         [["", ""], *([name, path] for name, path in written.items() if path is not None)],
     )
     if findings:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _findings(run: "RunDocuments", data: Path | None) -> list[str]:

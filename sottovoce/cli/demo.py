@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Changes, Jobs, Json
@@ -22,7 +22,7 @@ SUMS = "sees only sums"
 @app.command()
 def demo(
     settings: Changes = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder that runs are written into.")] = Path("runs"),
+    out: Annotated[Path, Option("--out", help="Folder that runs are written into.")] = Path("runs"),
     jobs: Jobs = None,
     as_json: Json = False,
 ) -> None:

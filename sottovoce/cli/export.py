@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Code, Json, Yes
@@ -14,14 +14,14 @@ from sottovoce.privacy.rounding import round_up
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run, runs/NAME, or of a member's run.")],
+    run: Annotated[Path, Argument(help="Folder of a finished run, runs/NAME, or of a member's run.")],
     node: Annotated[
-        str | None, typer.Option(help="Node whose model to export, by name or number; default: the average model.")
+        str | None, Option(help="Node whose model to export, by name or number; default: the average model.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="New folder for the model; default: RUN/export.")] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder of the files that the run read.")] = None,
+    out: Annotated[Path | None, Option(help="New folder for the model; default: RUN/export.")] = None,
+    data: Annotated[Path | None, Option("--data", help="Folder of the files that the run read.")] = None,
     uncovered: Annotated[
-        bool, typer.Option("--uncovered", help="Export even a model that no privacy figure covers; its card says so.")
+        bool, Option("--uncovered", help="Export even a model that no privacy figure covers; its card says so.")
     ] = False,
     code: Code = None,
     yes: Yes = False,
@@ -45,9 +45,9 @@ def export(
 
 @app.command()
 def predict(
-    folder: Annotated[Path, typer.Argument(help="The folder that sotto export wrote.")],
-    data: Annotated[Path, typer.Option("--data", help="New rows: a .csv, .npz or .parquet file.")],
-    out: Annotated[Path | None, typer.Option(help="A .csv file for the predictions; default: print them.")] = None,
+    folder: Annotated[Path, Argument(help="The folder that sotto export wrote.")],
+    data: Annotated[Path, Option("--data", help="New rows: a .csv, .npz or .parquet file.")],
+    out: Annotated[Path | None, Option(help="A .csv file for the predictions; default: print them.")] = None,
     as_json: Json = False,
 ) -> None:
     """Predict new rows with an exported model. Example: sotto predict runs/hospitals/export --data new.csv"""

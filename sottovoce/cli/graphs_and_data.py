@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Context, Option
 
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Data, GraphName, Json, Weights, Yes, offering
@@ -62,7 +63,7 @@ AS_NUMBERS_ARE_WRITTEN = "Write numbers with a point and without separators of t
 
 @data_commands.callback()
 def data(
-    context: typer.Context,
+    context: Context,
     folder: Data = None,
     as_json: Json = False,
 ) -> None:
@@ -102,9 +103,9 @@ def _data_facts(entry: "DatasetListing") -> "dict[str, JSON]":
 
 @data_commands.command()
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A table (.csv, .npz or .parquet), or a folder of tables.")],
-    target: Annotated[str | None, typer.Option(help="The column to predict; default: the last one.")] = None,
-    out: Annotated[Path | None, typer.Option(help="File for the description; default: FILE.columns.toml.")] = None,
+    file: Annotated[Path, Argument(help="A table (.csv, .npz or .parquet), or a folder of tables.")],
+    target: Annotated[str | None, Option(help="The column to predict; default: the last one.")] = None,
+    out: Annotated[Path | None, Option(help="File for the description; default: FILE.columns.toml.")] = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -145,9 +146,9 @@ def inspect(
 
 @data_commands.command()
 def split(
-    name: Annotated[str, typer.Argument(help="A data set that needs no download: breast-cancer or digits.")],
-    settings: Annotated[Path, typer.Argument(help="Settings of a federation, which name its members under [rows].")],
-    out: Annotated[Path, typer.Option(help="New folder for the tables.")] = Path("tables"),
+    name: Annotated[str, Argument(help="A data set that needs no download: breast-cancer or digits.")],
+    settings: Annotated[Path, Argument(help="Settings of a federation, which name its members under [rows].")],
+    out: Annotated[Path, Option(help="New folder for the tables.")] = Path("tables"),
     as_json: Json = False,
 ) -> None:
     """Write a table for each member of a federation, for trying things out.
@@ -190,7 +191,7 @@ def _values(column: "Column") -> str:
 def schema_(
     name: Annotated[
         str | None,
-        typer.Argument(help="The name of a command, or of a file of a run.", autocompletion=offering("schemas:names")),
+        Argument(help="The name of a command, or of a file of a run.", autocompletion=offering("schemas:names")),
     ] = None,
     as_json: Json = False,
 ) -> None:

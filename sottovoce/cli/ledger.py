@@ -6,11 +6,11 @@ from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from sottovoce._version import __version__
+from sottovoce.cli.account_words import changed_data
 from sottovoce.cli.app import app
-from sottovoce.cli.joint_account import changed_data
 from sottovoce.cli.options import Delta, Json, check_one_form
 from sottovoce.cli.output import Table, answer, print_line, print_note, print_sentence, print_sentences, show
 from sottovoce.privacy.rounding import round_down, round_up
@@ -25,18 +25,18 @@ COLUMNS = ("lineage", "run", "round", "rounds", "epsilon_spent", "epsilon_planne
 
 @app.command("ledger")
 def ledger_(
-    file: Annotated[Path, typer.Argument(help="The ledger file, as in sotto run --ledger.")],
-    budget: Annotated[float | None, typer.Option(help="Set the budget: an epsilon at --delta.")] = None,
+    file: Annotated[Path, Argument(help="The ledger file, as in sotto run --ledger.")],
+    budget: Annotated[float | None, Option(help="Set the budget: an epsilon at --delta.")] = None,
     delta: Delta = 1e-5,
     lineage: Annotated[
         str | None,
-        typer.Option(help="Show only this lineage; with --budget, set its budget instead of that of the first."),
+        Option(help="Show only this lineage; with --budget, set its budget instead of that of the first."),
     ] = None,
     new_lineage: Annotated[
-        str | None, typer.Option(help="Declare a lineage: data about people who are in no other lineage.")
+        str | None, Option(help="Declare a lineage: data about people who are in no other lineage.")
     ] = None,
     as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print the history of spending, one line for each time, instead of the table.")
+        bool, Option("--csv", help="Print the history of spending, one line for each time, instead of the table.")
     ] = False,
     as_json: Json = False,
 ) -> None:

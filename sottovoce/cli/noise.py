@@ -3,22 +3,25 @@
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from sottovoce._version import __version__
 from sottovoce.cli.app import app
-from sottovoce.cli.options import GraphSpec, Json, Part, Weights, Yes
+from sottovoce.cli.options import GraphSpec, Json, Part, Weights, Yes, refuse_given
 from sottovoce.cli.output import answer, facts, print_note, short
 from sottovoce.cli.progress import activity, progress_kept, telling_when_stopped
 from sottovoce.errors import InputError
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import numpy as np
+    from numpy.typing import NDArray
 
     from sottovoce.core.topologies import Topology
+
+    Array = NDArray[np.float64]
 
 
 @app.command("noise")
@@ -26,31 +29,29 @@ def noise_(
     graph: GraphSpec,
     participation: Part = "every",
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Number of rounds; default: K times B of the participation.")
+        int | None, Option(min=1, help="Number of rounds; default: K times B of the participation.")
     ] = None,
     weights: Weights = "metropolis",
     objective: Annotated[
-        str, typer.Option(help="Which error to minimise: of all models, of the last ones, or of their average.")
+        str, Option(help="Which error to minimise: of all models, of the last ones, or of their average.")
     ] = "all",
-    structure: Annotated[str, typer.Option(help="dense, banded or toeplitz.")] = "dense",
-    bands: Annotated[int | None, typer.Option(min=1, help="banded, toeplitz: number of bands; default: B.")] = None,
-    restart: Annotated[int | None, typer.Option(min=1, help="Start with fresh noise every this many rounds.")] = None,
-    view: Annotated[
-        list[str] | None, typer.Option(help="Optimise for node:A or coalition:A,B; may be repeated.")
-    ] = None,
-    gap: Annotated[float, typer.Option(help="Relative distance to the optimum at which to stop.")] = 1e-3,
+    structure: Annotated[str, Option(help="dense, banded or toeplitz.")] = "dense",
+    bands: Annotated[int | None, Option(min=1, help="banded, toeplitz: number of bands; default: B.")] = None,
+    restart: Annotated[int | None, Option(min=1, help="Start with fresh noise every this many rounds.")] = None,
+    view: Annotated[list[str] | None, Option(help="Optimise for node:A or coalition:A,B; may be repeated.")] = None,
+    gap: Annotated[float, Option(help="Relative distance to the optimum at which to stop.")] = 1e-3,
     probes: Annotated[
-        int | None, typer.Option(min=2, help="Estimate the contribution of the graph from this many random vectors.")
+        int | None, Option(min=2, help="Estimate the contribution of the graph from this many random vectors.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed for --probes.")] = 0,
+    seed: Annotated[int, Option(help="Seed for --probes.")] = 0,
     sampled: Annotated[
         float | None,
-        typer.Option(help="Find the best randomly drawn batches with this fraction of a node's records, for a target."),
+        Option(help="Find the best randomly drawn batches with this fraction of a node's records, for a target."),
     ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="--sampled: target epsilon.")] = None,
-    delta: Annotated[float | None, typer.Option(help="--sampled: delta of the target; default: 1e-5.")] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write C and its figures to this .npz file.")] = None,
+    epsilon: Annotated[float | None, Option(help="--sampled: target epsilon.")] = None,
+    delta: Annotated[float | None, Option(help="--sampled: delta of the target; default: 1e-5.")] = None,
+    no_cache: Annotated[bool, Option("--no-cache", help="Neither read nor write the cache.")] = False,
+    out: Annotated[Path | None, Option(help="Write C and its figures to this .npz file.")] = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -58,7 +59,6 @@ def noise_(
 
     Example: sotto noise --graph florentine --weights uniform --participation 4x16
     """
-    from sottovoce.cli import terminal_plots
     from sottovoce.core.topologies import weigh
     from sottovoce.matrix_factorization.factorization import factorize
     from sottovoce.support import files
@@ -71,11 +71,14 @@ def noise_(
             "--participation": participation != "every", "--structure": structure != "dense", "--bands": bands,
             "--restart": restart, "--view": view, "--probes": probes,
         }  # fmt: skip
-        _fits_sampling({name: bool(value) for name, value in given.items()}, rounds, epsilon)
-        assert rounds is not None
-        assert epsilon is not None
-        target = SampledTarget(sampled, rounds, epsilon, 1e-5 if delta is None else delta, objective, gap)
-        _sampled(net, target, cache=not no_cache, out=out)
+        refuse_given(given, "--sampled chooses batches and bands itself", "leave out {}", beside=" with --sampled")
+        if rounds is None or epsilon is None:
+            missing = "--rounds" if rounds is None else "--epsilon"
+            raise InputError(f"--sampled without {missing}", "the best batches depend on it", f"add {missing}")
+        _sampled(
+            net, out, share=sampled, rounds=rounds, epsilon=epsilon, delta=1e-5 if delta is None else delta,
+            objective=objective, gap=gap, cache=not no_cache,
+        )  # fmt: skip
         return
     if epsilon is not None or delta is not None:
         raise InputError(
@@ -105,8 +108,8 @@ def noise_(
         document,
         facts(shown),
         f"{times}, {short(found.over_antipgd)} times less than AntiPGD, at the same privacy.",
-        f"\nC, darker for larger:\n{terminal_plots.matrix(found.C)}",
-        f"\nerror over rounds, up to {found.errors.max():.4g}:\n{terminal_plots.curve(found.errors)}",
+        f"\nC, darker for larger:\n{drawn_matrix(found.C)}",
+        f"\nerror over rounds, up to {found.errors.max():.4g}:\n{drawn_curve(found.errors)}",
     )
 
 
@@ -117,29 +120,10 @@ def _stopped_at(gap: float) -> str:
     return f"stopped at a gap of {gap:.1e}. Nothing is kept; --gap {again} ends there."
 
 
-class SampledTarget(NamedTuple):
-    """What `--sampled` is asked about."""
-
-    share: float
-    rounds: int
-    epsilon: float
-    delta: float
-    objective: str
-    gap: float
-
-
-def _fits_sampling(given: "Mapping[str, bool]", rounds: int | None, epsilon: float | None) -> None:
-    for option, there in given.items():
-        if there:
-            raise InputError(
-                f"{option} with --sampled", "--sampled chooses batches and bands itself", f"leave out {option}"
-            )
-    if rounds is None or epsilon is None:
-        missing = "--rounds" if rounds is None else "--epsilon"
-        raise InputError(f"--sampled without {missing}", "the best batches depend on it", f"add {missing}")
-
-
-def _sampled(net: "Topology", target: SampledTarget, *, cache: bool, out: Path | None) -> None:
+def _sampled(
+    net: "Topology", out: Path | None, *, share: float, rounds: int, epsilon: float, delta: float, objective: str,
+    gap: float, cache: bool,
+) -> None:  # fmt: skip
     """The trade-off between chance and correlation, number of parts by number of parts."""
     import numpy as np
 
@@ -147,21 +131,21 @@ def _sampled(net: "Topology", target: SampledTarget, *, cache: bool, out: Path |
     from sottovoce.matrix_factorization.sampled_noise import sampled_noise
     from sottovoce.support import files
 
-    if out is not None and target.rounds > LONGEST:
+    if out is not None and rounds > LONGEST:
         raise InputError(
-            f"--out with {target.rounds} rounds", f"a file holds C for at most {LONGEST} rounds", "leave out --out"
+            f"--out with {rounds} rounds", f"a file holds C for at most {LONGEST} rounds", "leave out --out"
         )
     kept = "What was found is stored; the same command takes it from there." if cache else "Nothing is kept."
     with progress_kept("numbers of parts", lambda _: kept) as tell:
         found = sampled_noise(
-            net, rounds=target.rounds, share=target.share, epsilon=target.epsilon, delta=target.delta,
-            objective=target.objective, gap=target.gap, cache=cache, progress=tell,
+            net, rounds=rounds, share=share, epsilon=epsilon, delta=delta, objective=objective, gap=gap, cache=cache,
+            progress=tell,
         )  # fmt: skip
     if out is not None:
-        C = found.best.factorization.correlation.matrix(target.rounds)
+        C = found.best.factorization.correlation.matrix(rounds)
         files.write(files.check_writable(out), lambda file: np.savez(file, C=C))
-    document = {"version": __version__, "graph": net.name, "sampled": target.share, "rounds": target.rounds}
-    document |= {"epsilon": target.epsilon, "delta": target.delta, "goal": target.objective, **found.document()}
+    document = {"version": __version__, "graph": net.name, "sampled": share, "rounds": rounds}
+    document |= {"epsilon": epsilon, "delta": delta, "goal": objective, **found.document()}
     table = [["batches", "bands", "noise multiplier", "error", "at least"]]
     for choice in found.tried:
         bands = "any" if choice.share == 1 else str(choice.parts)
@@ -170,7 +154,45 @@ def _sampled(net: "Topology", target: SampledTarget, *, cache: bool, out: Path |
     answer(
         document, table,
         "Error: squared, of noise in models; Poisson batches with independent noise = 1. "
-        f"At epsilon {target.epsilon:g} and delta {target.delta:g} against everyone; one record is made to count as "
+        f"At epsilon {epsilon:g} and delta {delta:g} against everyone; one record is made to count as "
         "nothing.",
         f"Least error: {found.best.batches}, within {short(found.gap)} of the best of these numbers of parts.",
     )  # fmt: skip
+
+
+SHADES = " .:-=+*#%@"
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def drawn_matrix(C: "Array", *, most: int = 40) -> str:
+    """The size of C's entries, darker for larger, on a logarithmic scale of three decades; large C by blocks.
+
+    >>> import numpy as np
+    >>> print(drawn_matrix(np.array([[1.0, 0.0], [0.5, 1.0]])))
+    @@
+    %%@@
+    """
+    import numpy as np
+
+    size = -(-len(C) // most)
+    edges = range(0, len(C), size)
+    shown = np.array([[np.abs(C[i : i + size, j : j + size]).max() for j in edges] for i in edges])
+    with np.errstate(divide="ignore"):
+        level = 1 + np.log10(shown / shown.max()) / 3
+    index = np.where(level > 0, np.maximum(1, np.round(level * (len(SHADES) - 1))), 0).astype(int)
+    return "\n".join("".join(2 * SHADES[k] for k in row).rstrip() for row in index)
+
+
+def drawn_curve(values: "Array", *, most: int = 72) -> str:
+    """A line of bars, from zero to the largest value.
+
+    >>> import numpy as np
+    >>> drawn_curve(np.array([0.0, 1.0, 2.0]))
+    '▁▅█'
+    """
+    import numpy as np
+
+    size = -(-len(values) // most)
+    shown = np.array([values[i : i + size].mean() for i in range(0, len(values), size)])
+    index = np.round(shown / max(shown.max(), 1e-300) * (len(BARS) - 1)).astype(int)
+    return "".join(BARS[k] for k in index)

@@ -84,6 +84,18 @@ Code = Annotated[
 ]
 
 
+def code_beside(file: Path) -> Path | None:
+    """Where code is that a run file names: beside it. Settings that others wrote load none by themselves.
+
+    Those are the settings in a run's folder, and agreements.
+    """
+    from sottovoce.run.layout import RunFiles
+    from sottovoce.support.config import read_settings_file
+
+    written_by_run = file.suffix == ".json" or RunFiles(file.parent).config.exists()
+    return None if written_by_run or not file.is_file() or "members" in read_settings_file(file) else file.parent
+
+
 def _print_document(as_json: bool) -> bool:
     verbosity.json = as_json
     return as_json
@@ -96,9 +108,24 @@ Changes = Annotated[
 ]
 Seed = Annotated[int, Option(min=0, help="Seed for sampling.")]
 Jobs = Annotated[int | None, Option(min=1, max=64, help="Number of runs at once; default: one per core.")]
+
+
+def _find_trackers(words: list[str] | None) -> list[str]:
+    """The programs that are named; refused before any work where one is not installed."""
+    if not words:
+        return []
+    from sottovoce.report.tracking import parse_tracker
+
+    return [parse_tracker(word) for word in dict.fromkeys(words)]
+
+
 Track = Annotated[
     list[str] | None,
-    Option("--track", help="Also write runs to local files for tensorboard or mlflow; may be repeated."),
+    Option(
+        "--track",
+        callback=_find_trackers,
+        help="Also write runs to local files for tensorboard or mlflow; may be repeated.",
+    ),
 ]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Exit, Option
 
 from sottovoce.cli.app import app
 from sottovoce.cli.ledger import lineage_document, lineage_lines, lineage_table
@@ -71,7 +72,7 @@ RANGE_IS_NARROW = (
     "least ten times that to either side, on a smaller step size or on fewer rounds."
 )
 
-Folder = Annotated[Path, typer.Option(help="This member's private folder.")]
+Folder = Annotated[Path, Option(help="This member's private folder.")]
 
 
 def _finite(seconds: float | None) -> float | None:
@@ -83,11 +84,11 @@ def _finite(seconds: float | None) -> float | None:
 
 @peer.command()
 def init(
-    name: Annotated[str, typer.Argument(help="The member's name: letters, digits, _ and -.")],
-    address: Annotated[str | None, typer.Option(help="HOST:PORT at which others reach this member.")] = None,
+    name: Annotated[str, Argument(help="The member's name: letters, digits, _ and -.")],
+    address: Annotated[str | None, Option(help="HOST:PORT at which others reach this member.")] = None,
     folder: Folder = Path("peer"),
     listen: Annotated[
-        bool, typer.Option("--listen/--no-listen", help="Whether others can open connections to this member.")
+        bool, Option("--listen/--no-listen", help="Whether others can open connections to this member.")
     ] = True,
     as_json: Json = False,
 ) -> None:
@@ -111,9 +112,9 @@ def init(
 
 @peer.command()
 def agree(
-    settings: Annotated[Path, typer.Argument(help="Settings of the run, a TOML file; see docs/peers.md.")],
-    members: Annotated[list[Path], typer.Argument(help="The NAME.member.toml of every member.")],
-    out: Annotated[Path, typer.Option(help="File for the agreement.")] = Path("agreement.toml"),
+    settings: Annotated[Path, Argument(help="Settings of the run, a TOML file; see docs/peers.md.")],
+    members: Annotated[list[Path], Argument(help="The NAME.member.toml of every member.")],
+    out: Annotated[Path, Option(help="File for the agreement.")] = Path("agreement.toml"),
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -160,7 +161,7 @@ def _failing_sums(agreement: "Agreement") -> str:
 
 Confirmed = Annotated[
     bool,
-    typer.Option("--confirmed", help="For secure sums: note that all fingerprints were compared with their owners."),
+    Option("--confirmed", help="For secure sums: note that all fingerprints were compared with their owners."),
 ]
 
 
@@ -189,7 +190,7 @@ def _show_unconfirmed(path: Path, folder: Path, agreement: "Agreement") -> None:
     print_remark(f"If all of them are right, type: sotto peer check {path} --folder {folder} --confirmed")
 
 
-AgreementFile = Annotated[Path, typer.Argument(help="The agreement, as sotto peer agree wrote it.")]
+AgreementFile = Annotated[Path, Argument(help="The agreement, as sotto peer agree wrote it.")]
 
 
 @peer.command()
@@ -197,9 +198,9 @@ def check(
     agreement: AgreementFile,
     folder: Folder = Path("peer"),
     wait: Annotated[
-        float, typer.Option(min=0, callback=_finite, help="Try again for this many seconds, until everything is fine.")
+        float, Option(min=0, callback=_finite, help="Try again for this many seconds, until everything is fine.")
     ] = 0.0,
-    against: Annotated[Path | None, typer.Option(help="Another member's agreement, to compare with first.")] = None,
+    against: Annotated[Path | None, Option(help="Another member's agreement, to compare with first.")] = None,
     confirmed: Confirmed = False,
     as_json: Json = False,
 ) -> None:
@@ -238,21 +239,21 @@ def check(
             "answer."
         )
     if not found.fine:
-        raise typer.Exit(2 if found.disagree else 1)
+        raise Exit(2 if found.disagree else 1)
 
 
 @peer.command()
 def join(
     agreement: AgreementFile,
-    data: Annotated[Path | None, typer.Option(help="This member's table: .csv, .parquet or .npz.")] = None,
+    data: Annotated[Path | None, Option(help="This member's table: .csv, .parquet or .npz.")] = None,
     folder: Folder = Path("peer"),
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was begun.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Continue a run that was begun.")] = False,
     patience: Annotated[
-        float | None, typer.Option(min=0.1, callback=_finite, help="Seconds that a round may wait for neighbours.")
+        float | None, Option(min=0.1, callback=_finite, help="Seconds that a round may wait for neighbours.")
     ] = None,
-    log: Annotated[Path | None, typer.Option(help="Append events to this file, as JSON lines.")] = None,
+    log: Annotated[Path | None, Option(help="Append events to this file, as JSON lines.")] = None,
     baselines: Annotated[
-        bool, typer.Option("--baselines", help="Then train alone here, without noise: what joining bought. Not sent.")
+        bool, Option("--baselines", help="Then train alone here, without noise: what joining bought. Not sent.")
     ] = False,
     confirmed: Confirmed = False,
     yes: Yes = False,
@@ -495,9 +496,9 @@ def _status_document(found: "MemberStatus") -> "dict[str, JSON]":
 
 @peer.command()
 def rehearse(
-    agreement: Annotated[Path, typer.Argument(help="An agreement, or the settings for one.")],
-    data: Annotated[Path, typer.Option(help="Folder with a table for each member, named after the member.")],
-    out: Annotated[Path, typer.Option(help="New folder for the members' folders.")] = Path("rehearsal"),
+    agreement: Annotated[Path, Argument(help="An agreement, or the settings for one.")],
+    data: Annotated[Path, Option(help="Folder with a table for each member, named after the member.")],
+    out: Annotated[Path, Option(help="New folder for the members' folders.")] = Path("rehearsal"),
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Context, Option
 
 from sottovoce._version import __version__
 from sottovoce.cli.app import app
@@ -26,11 +26,11 @@ from sottovoce.cli.options import (
     SuitedWeights,
     ViewSpec,
     Yes,
+    code_beside,
     offering,
 )
 from sottovoce.cli.output import answer, print_line, print_note, verbosity
 from sottovoce.cli.progress import PATIENCE, activity, progress_kept
-from sottovoce.cli.run_files import code_beside
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import sigma_text
@@ -49,22 +49,22 @@ SERVED_WITH = ("serve", "port", "graph")
 
 @app.command("plan")
 def plan_(
-    context: typer.Context,
+    context: Context,
     file: Annotated[
-        Path | None, typer.Argument(help="A run file, in place of options; --epsilon and --data may be added.")
+        Path | None, Argument(help="A run file, in place of options; --epsilon and --data may be added.")
     ] = None,
     graph: GraphSpec = "",
-    epsilon: Annotated[float | None, typer.Option(help="Target epsilon; default: that of the run file.")] = None,
-    records: Annotated[str | None, typer.Option(help=RECORDS)] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="With a run file: folder of data sets.")] = None,
+    epsilon: Annotated[float | None, Option(help="Target epsilon; default: that of the run file.")] = None,
+    records: Annotated[str | None, Option(help=RECORDS)] = None,
+    data: Annotated[Path | None, Option("--data", help="With a run file: folder of data sets.")] = None,
     code: Code = None,
     rounds: Rounds = ROUNDS,
-    dimension: Annotated[int, typer.Option(min=1, max=10**12, help="Number of parameters of the model.")] = 1000,
+    dimension: Annotated[int, Option(min=1, max=10**12, help="Number of parameters of the model.")] = 1000,
     view: ViewSpec = "everyone",
     and_final_models: AndFinalModels = "none",
     algorithm: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="Only this algorithm; may be repeated.",
             autocompletion=offering("planning.asked_plan:planned_algorithms"),
         ),
@@ -73,13 +73,13 @@ def plan_(
     convex: Convex = False,
     adjacency: AdjacencySpec = ADJACENCY,
     participation: Part = "every",
-    colluders: Annotated[int, typer.Option(min=1, help="Algorithms with secure sums: how many nodes may collude.")] = 1,
+    colluders: Annotated[int, Option(min=1, help="Algorithms with secure sums: how many nodes may collude.")] = 1,
     delta: Delta = 1e-5,
     yes: Yes = False,
     serve: Annotated[
-        bool, typer.Option("--serve", help="Serve a page to plan with, in a browser on this machine, until Ctrl-C.")
+        bool, Option("--serve", help="Serve a page to plan with, in a browser on this machine, until Ctrl-C.")
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of that page; 0 is any free one.")] = 0,
+    port: Annotated[int, Option(min=0, max=65535, help="Port of that page; 0 is any free one.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Rank every algorithm at a target epsilon by the noise that it leaves in models. Nothing is trained.
@@ -124,7 +124,7 @@ def plan_(
     answer(_document(found), found.table(), *_words(found))
 
 
-def _serve(context: typer.Context, graph: str, port: int) -> None:
+def _serve(context: Context, graph: str, port: int) -> None:
     """The planner in a browser, until Ctrl-C."""
     from sottovoce.core.graphs import graph as build
     from sottovoce.report.plan_server import PlanServer
@@ -195,7 +195,7 @@ class _Rows:
         return f"Nothing is kept{again and f'; {again} answers with what was found'}.{found}"
 
 
-def _question_of_file(file: Path, data: Path | None, epsilon: float | None, context: typer.Context) -> "Question":
+def _question_of_file(file: Path, data: Path | None, epsilon: float | None, context: Context) -> "Question":
     """What a run file asks; options that it says itself are refused beside it."""
     from sottovoce.run.build import planned_question
     from sottovoce.run.sweep import expand_sweep
@@ -217,7 +217,7 @@ def _question_of_file(file: Path, data: Path | None, epsilon: float | None, cont
     return replace(question, convex=True) if context.params["convex"] else question
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
+def _is_given(context: Context, name: str) -> bool:
     """Whether an option stands on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"

@@ -3,62 +3,60 @@
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from sottovoce.cli.app import app, explained, fail
-from sottovoce.cli.options import Changes, Code, Data, Jobs, Json, Track, Yes
+from sottovoce.cli.options import Changes, Code, Data, Jobs, Json, Track, Yes, code_beside, refuse_given
 from sottovoce.cli.output import Table, answer, facts, print_note, print_remark, verbosity
 from sottovoce.cli.progress import activity, telling_when_stopped
-from sottovoce.cli.run_files import code_beside, is_agreement, settings_document
-from sottovoce.cli.tracking import tracked_live, wanted_trackers, write_tracked
 from sottovoce.distributed.launch import place_among_ranks
 from sottovoce.errors import InputError, PeerLost, SottovoceError
 from sottovoce.privacy.rounding import round_up
-from sottovoce.support.limits import limits_are_lifted, size_text
-from sottovoce.support.own_code import code_folder, code_from
+from sottovoce.support.limits import size_text
+from sottovoce.support.own_code import code_from
 
 if TYPE_CHECKING:
     from sottovoce.attacks.registry import Attack
     from sottovoce.privacy.guarantee import PrivacyFigure
-    from sottovoce.report.tracking import Tracker
     from sottovoce.run.privacy_document import PrivacyDocument
     from sottovoce.run.run_documents import RunDocuments
     from sottovoce.run.run_ledger import LedgerFile
     from sottovoce.run.sweep import SweepRow, SweepRun
     from sottovoce.support.config import Document, Experiment
+    from sottovoce.support.progress import Progress
 
 BEFORE = "starting"
 
 
 @app.command()
 def run(
-    file: Annotated[Path, typer.Argument(help="A TOML file: settings (see docs/run.md) or an agreement.")],
+    file: Annotated[Path, Argument(help="A TOML file: settings (see docs/run.md) or an agreement.")],
     settings: Changes = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an unfinished run.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Continue an unfinished run.")] = False,
     data: Data = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder for runs.")] = Path("runs"),
+    out: Annotated[Path, Option("--out", help="Folder for runs.")] = Path("runs"),
     jobs: Jobs = None,
-    only: Annotated[str | None, typer.Option(help="Only the runs of a sweep whose names contain this.")] = None,
+    only: Annotated[str | None, Option(help="Only the runs of a sweep whose names contain this.")] = None,
     processes: Annotated[
-        int | None, typer.Option(min=1, max=256, help="Spread the nodes of one run over this many processes.")
-    ] = None,
+        int, Option(min=1, max=256, help="Spread the nodes of one run over this many processes.", show_default=False)
+    ] = 1,
     timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds after which a process that does not answer counts as lost.")
+        float, Option(min=1, help="Seconds after which a process that does not answer counts as lost.")
     ] = 120.0,
     ledger: Annotated[
         Path | None,
-        typer.Option(help="Reserve the cost of the run in this ledger; the run is refused if it exceeds the budget."),
+        Option(help="Reserve the cost of the run in this ledger; the run is refused if it exceeds the budget."),
     ] = None,
-    lineage: Annotated[str | None, typer.Option(help="--ledger: which lineage of data; default: the first.")] = None,
+    lineage: Annotated[str | None, Option(help="--ledger: which lineage of data; default: the first.")] = None,
     baselines: Annotated[
-        bool,
-        typer.Option("--baselines", help="Also train without noise, and each node alone, to show what joining gains."),
+        bool, Option("--baselines", help="Also train without noise, and each node alone, to show what joining gains.")
     ] = False,
     trackers: Track = None,
     code: Code = None,
@@ -69,37 +67,36 @@ def run(
     if not math.isfinite(timeout):
         raise InputError(f"--timeout {timeout}", "it must be a number of seconds", "leave it out for 120")
     how = Execution(
-        data=data,
-        out=out,
-        resume=resume,
-        ledger=_ledger_file(ledger, lineage),
-        trackers=tuple(wanted_trackers(trackers)),
-    )
+        data=data, out=out, resume=resume, ledger=_ledger_file(ledger, lineage), trackers=trackers or [],
+        baselines=baselines,
+    )  # fmt: skip
     place = place_among_ranks()
-    if baselines and (place is not None or (processes or 1) > 1):
-        raise InputError(
-            "--baselines with --processes", "baselines are trained in one process", "leave one of them out"
-        )
+    if place is not None or processes > 1:
+        refuse_given(
+            {"--baselines": baselines}, "baselines are trained in one process", "leave one of them out",
+            beside=" with --processes",
+        )  # fmt: skip
     with code_from(code_beside(file) if code is None else code):
+        wanted = partial(_read_plan, file, settings or [], only, out)
         if place is not None:
-            _run_as_rank(place.rank, partial(_single_experiment, file, settings or [], only, out), timeout, how)
-            return
-        if (processes or 1) > 1:
-            _single_experiment(file, settings or [], only, out)
-            _run_in_processes(file, settings or [], processes or 1, timeout, how)
-        plan = _read_plan(file, settings or [], only, out)
-        if plan.single_run:
-            _run_one(plan.runs[0].experiment, how, baselines)
+            _run_as_rank(place.rank, wanted, timeout, how)
+        elif processes > 1:
+            _run_in_processes(wanted(), processes)
+        elif (plan := wanted()).is_sweep:
+            refuse_given(
+                {"--ledger": ledger}, "one run is entered at a time", "add --set for a single run",
+                beside=" with a sweep",
+            )  # fmt: skip
+            _run_sweep(plan, jobs, how)
         else:
-            if ledger is not None:
-                raise InputError("--ledger with a sweep", "one run is entered at a time", "add --set for a single run")
-            _run_sweep(plan, jobs, how, baselines)
+            _run_one(plan.single_run(), how)
 
 
 def _ledger_file(path: Path | None, lineage: str | None) -> "LedgerFile | None":
     if path is None:
-        if lineage is not None:
-            raise InputError("--lineage without --ledger", "a lineage is part of a ledger", "add --ledger FILE")
+        refuse_given(
+            {"--lineage": lineage}, "a lineage is part of a ledger", "add --ledger FILE", beside=" without --ledger"
+        )
         return None
     from sottovoce.run.run_ledger import LedgerFile
 
@@ -108,24 +105,42 @@ def _ledger_file(path: Path | None, lineage: str | None) -> "LedgerFile | None":
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How runs are carried out: from which folder of data sets, into which folder and ledger, and what is printed."""
+    """How runs are carried out: from which folder of data sets, into which folder, ledger and trackers."""
 
     data: Path | None
     out: Path
     resume: bool
     ledger: "LedgerFile | None"
-    trackers: "tuple[Tracker, ...]" = ()
+    trackers: list[str]
+    baselines: bool
+
+    def finished(self, runs: "list[SweepRun]") -> list[Path]:
+        """The folders of those runs that are finished, and will only be read."""
+        from sottovoce.run.layout import RunFiles
+
+        folders = [self.out / run.experiment.name for run in runs]
+        return [folder for folder in folders if RunFiles(folder).result.is_file()]
 
 
 @dataclass(frozen=True)
 class RunPlan:
     """What a file asks for: the runs, the attacks on them afterwards, and the command, without a noise key."""
 
+    file: Path
     name: str
     command: str
     runs: "list[SweepRun]"
     attacks: "tuple[Attack, ...]"
-    single_run: bool
+    is_sweep: bool
+
+    def single_run(self) -> "Experiment":
+        """The one run, whose nodes processes can share."""
+        if self.is_sweep:
+            raise InputError(
+                f"{self.file}: a sweep over processes", "--processes spreads the nodes of one run",
+                "use --jobs for several runs at once, or the settings of one run",
+            )  # fmt: skip
+        return self.runs[0].experiment
 
 
 def _read_plan(file: Path, settings: list[str], only: str | None, out: Path) -> RunPlan:
@@ -144,60 +159,74 @@ def _read_plan(file: Path, settings: list[str], only: str | None, out: Path) -> 
         raise InputError(f"--only {only}", f"no run of {file} has that in its name", f"e.g. {runs[0].experiment.name}")
     shown = [setting for setting in settings if not setting.lstrip().startswith("noise_key")]
     return RunPlan(
-        name=str(document.get("name", "")),
-        command=" ".join(["sotto run", str(file), *(f"--set {setting}" for setting in shown)]),
-        runs=[run for run in runs if only is None or only in run.experiment.name],
-        attacks=attacks,
-        single_run=len(runs) == 1 and not runs[0].variant,
-    )
+        file, str(document.get("name", "")),
+        " ".join(["sotto run", str(file), *(f"--set {setting}" for setting in shown)]),
+        [run for run in runs if only is None or only in run.experiment.name],
+        attacks, is_sweep=len(runs) > 1 or bool(runs[0].variant),
+    )  # fmt: skip
 
 
 def _run_settings(file: Path) -> "Document":
     """The settings of a run, or of the run that an agreement describes, which is simulated."""
-    document = settings_document(file)
-    if not is_agreement(document):
+    from sottovoce.support.config import read_settings_file
+
+    document = read_settings_file(file)
+    if "members" not in document:
         return document
     from sottovoce.federation.agreement import parse_agreement
 
     return parse_agreement(document, str(file)).experiment.document()
 
 
-def _single_experiment(file: Path, settings: list[str], only: str | None, out: Path) -> "Experiment":
-    """The one run of a file, which processes can share."""
-    plan = _read_plan(file, settings, only, out)
-    if not plan.single_run:
-        raise InputError(
-            f"{file}: a sweep over processes", "--processes spreads the nodes of one run",
-            "use --jobs for several runs at once, or the settings of one run",
-        )  # fmt: skip
-    return plan.runs[0].experiment
+@contextmanager
+def _played(experiment: "Experiment", how: Execution, *, leads: bool = True) -> "Iterator[Progress]":
+    """What a run calls after each round: how far it is, and each tracker gets what was measured.
 
-
-def _run_one(experiment: "Experiment", how: Execution, baselines: bool) -> None:
-    """One run, in this process."""
+    A finished run, which is only read, is tracked as a whole.
+    """
     folder = how.out / experiment.name
+    with activity(experiment.name if leads else "", first=BEFORE, note=_spent_text(folder)) as work:
+        if not (leads and how.trackers):
+            yield work.tell
+            return
+        from sottovoce.report.tracking import LiveTracking, places_of
+
+        live, finished = LiveTracking(folder, how.trackers, how.out), False
+
+        def both(done: int, total: int) -> None:
+            live.write()
+            work.tell(done, total)
+
+        try:
+            yield both
+            finished = True
+        finally:
+            live.close(finished=finished)
+    print_remark(places_of(how.trackers, how.out))
+
+
+def _run_one(experiment: "Experiment", how: Execution) -> None:
+    """One run, in this process."""
+    folder, ended = how.out / experiment.name, list["RunDocuments"]()
     with (
         telling_when_stopped(lambda: _what_is_kept(folder), at_once=False),
-        activity(experiment.name, first=BEFORE, note=_spent_text(folder)) as work,
+        _played(experiment, how) as after_round,
     ):
         from sottovoce.run.execute import run_experiment
-        from sottovoce.run.run_documents import RunDocuments, read_runs
+        from sottovoce.run.layout import RunFiles
+        from sottovoce.run.run_documents import read_runs
 
-        before = _finished([experiment], how.out)
-        ended = list[RunDocuments]()
-        with tracked_live(folder, how.trackers, how.out, work.tell) as after_round:
-            run_experiment(
-                experiment, folder, data=how.data, resume=how.resume, progress=after_round, ledger=how.ledger,
-                on_end=ended.append,
-            )  # fmt: skip
+        was_finished = RunFiles(folder).result.is_file()
+        run_experiment(
+            experiment, folder, data=how.data, resume=how.resume, progress=after_round, ledger=how.ledger,
+            on_end=ended.append,
+        )  # fmt: skip
         run = ended[0] if ended else read_runs([folder])[0]
-        if baselines:
+        if how.baselines:
             from sottovoce.run.baselines import write_baselines
-            from sottovoce.run.layout import RunFiles
 
             run = replace(run, baselines=write_baselines(RunFiles(folder), experiment, how.data))
-    _finish(run, how)
-    _note_read(before)
+    _finish(run, was_finished)
 
 
 def _what_is_kept(folder: Path) -> str:
@@ -209,14 +238,6 @@ def _what_is_kept(folder: Path) -> str:
     if folder.exists():
         return f"no round is saved in {folder} yet: go on with --resume."
     return "no round was played: start the run again."
-
-
-def _finished(experiments: "Iterable[Experiment]", out: Path) -> list[Path]:
-    """The folders of those runs that are finished, and will only be read."""
-    from sottovoce.run.layout import RunFiles
-
-    folders = [out / experiment.name for experiment in experiments]
-    return [folder for folder in folders if RunFiles(folder).result.is_file()]
 
 
 def _note_read(folders: list[Path]) -> None:
@@ -251,15 +272,16 @@ def _spent_text(folder: Path) -> Callable[[int], str]:
     return text
 
 
-def _finish(run: "RunDocuments", how: Execution) -> None:
+def _finish(run: "RunDocuments", was_finished: bool) -> None:
     """Write the page of a finished run, and print its result."""
     from sottovoce.report.page import write_page_of
 
     write_page_of(run, again=False)
     answer(run.result, _facts(run))
+    _note_read([run.folder] if was_finished else [])
 
 
-def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, how: Execution) -> None:
+def _run_as_rank(rank: int, wanted: Callable[[], RunPlan], timeout: float, how: Execution) -> None:
     """One rank's part of a run. Rank 0 shows progress and prints the result; an error is printed once."""
     from sottovoce.distributed.launch import is_orphaned
     from sottovoce.support.processes import unblock_signals
@@ -267,19 +289,16 @@ def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, 
     unblock_signals()
     from sottovoce.distributed.ranks import join_ranks
     from sottovoce.run.execute import run_experiment
+    from sottovoce.run.layout import RunFiles
     from sottovoce.run.run_documents import RunDocuments, read_runs
 
     leads, ended = rank == 0, list[RunDocuments]()
     with join_ranks(timeout, lambda line: print_note(f"sotto: {line}")) as ranks:
         try:
-            experiment = ranks.on_every_rank(wanted)
-            before = _finished([experiment], how.out)
-            note = _spent_text(how.out / experiment.name)
-            folder, trackers = how.out / experiment.name, how.trackers if leads else ()
-            with (
-                activity(experiment.name if leads else "", first=BEFORE, note=note) as work,
-                tracked_live(folder, trackers, how.out, work.tell) as after_round,
-            ):
+            experiment = ranks.on_every_rank(lambda: wanted().single_run())
+            folder = how.out / experiment.name
+            was_finished = RunFiles(folder).result.is_file()
+            with _played(experiment, how, leads=leads) as after_round:
                 run_experiment(
                     experiment, folder, data=how.data, resume=how.resume, progress=after_round, coordinator=ranks,
                     ledger=how.ledger, on_end=ended.append,
@@ -295,49 +314,29 @@ def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, 
                 os._exit(code)  # threads of the backend that wait for a lost rank would abort the interpreter's end
             raise SystemExit(code) from None
     if leads:
-        _finish(ended[0] if ended else read_runs([how.out / experiment.name])[0], how)
-        _note_read(before)
+        _finish(ended[0] if ended else read_runs([folder])[0], was_finished)
 
 
-def _run_in_processes(file: Path, settings: list[str], processes: int, timeout: float, how: Execution) -> None:
-    """Start the ranks here, and end as they do; they print the result, or the error."""
+def _run_in_processes(plan: RunPlan, processes: int) -> None:
+    """Start this command again, once for each rank, and end as they do; they print the result, or the error."""
     from sottovoce.distributed.launch import launch
 
-    arguments = [word for word in ("quiet", "verbose") if getattr(verbosity, word)]
-    arguments = [
-        *(f"--{word}" for word in arguments),
-        "run",
-        str(file),
-        "--out",
-        str(how.out),
-        "--timeout",
-        str(timeout),
-    ]
-    arguments += [word for setting in settings for word in ("--set", setting)]
-    arguments += ["--data", str(how.data)] if how.data is not None else []
-    arguments += ["--resume"] if how.resume else []
-    arguments += ["--code", str(code_folder())] if code_folder() is not None else []
-    arguments += ["--json"] if verbosity.json else []
-    if how.ledger is not None:
-        arguments += ["--ledger", str(how.ledger.path), "--lineage", how.ledger.lineage]
-    arguments += [word for tracker in how.trackers for word in ("--track", tracker)]
-    arguments += ["--yes"] if limits_are_lifted() else []
+    plan.single_run()
     with activity(""):  # rank 0 tells how far it is
-        raise SystemExit(launch(arguments, processes))
+        raise SystemExit(launch(sys.argv[1:], processes))
 
 
-def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution, baselines: bool) -> None:
+def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution) -> None:
     """Carry out all runs, write the page of results, and print its table."""
     from sottovoce.report.sweep_report import write_results
     from sottovoce.run.parallel import run_experiments
     from sottovoce.run.run_documents import final_average_text
     from sottovoce.run.sweep import sweep_rows
 
-    name, about = plan.name, plan.runs[0].experiment.about
-    before = _finished([run.experiment for run in plan.runs], how.out)
+    name, about, before = plan.name, plan.runs[0].experiment.about, how.finished(plan.runs)
     with activity(name) as work:
         finished = run_experiments(plan.runs, how.out, data=how.data, resume=how.resume, jobs=jobs, progress=work.tell)
-    if baselines:
+    if how.baselines:
         from sottovoce.run.baselines import with_baselines
 
         with activity("baselines") as work:
@@ -345,9 +344,10 @@ def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution, baselines: bool)
     page = write_results(how.out / name, name, about, finished, plan.command)
     rows = sweep_rows(finished)
     if how.trackers:
+        from sottovoce.report.tracking import track
         from sottovoce.run.run_documents import read_runs
 
-        write_tracked(read_runs([how.out / name]), how.trackers, how.out)
+        print_remark(track([one.folder for one in read_runs([how.out / name])], how.trackers, how.out))
     answered = {"name": name, "page": str(page), "runs": [row.document() for row in rows]}
     if plan.attacks:
         from sottovoce.attacks.on_sweeps import attack_rows

@@ -16,7 +16,6 @@ from typing import Protocol
 from sottovoce.errors import InputError
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
-from sottovoce.run.run_documents import RunDocuments
 from sottovoce.support.config import Document, Experiment, parse_experiment
 from sottovoce.support.extras import require_extra
 
@@ -40,62 +39,53 @@ def parse_tracker(word: str) -> Tracker:
     return Tracker(word)
 
 
-def track(runs: Sequence[RunDocuments], trackers: Sequence[Tracker], out: Path) -> list[Path]:
-    """Write runs for each program below a folder; returns where each of them looks.
+def track(folders: Sequence[Path], trackers: Sequence[str], out: Path) -> str:
+    """Write finished runs for each program below a folder; returns where each of them looks.
 
     Runs of the same name that were written before are replaced.
     """
-    for run in runs:
-        for tracker in trackers:
-            written = _begun(tracker, run.experiment, run.privacy, out)
-            written.add(run.lines)
-            written.close()
+    for folder in folders:
+        LiveTracking(folder, trackers, out).close(finished=True)
     return places_of(trackers, out)
 
 
-def places_of(trackers: Sequence[Tracker], out: Path) -> list[Path]:
-    """Where each program looks for runs below a folder."""
-    return [out / PLACES[tracker] for tracker in trackers]
+def places_of(trackers: Sequence[str], out: Path) -> str:
+    """Where each program looks for runs below a folder, as a sentence."""
+    return f"Written for {', '.join(trackers)}: {', '.join(str(out / PLACES[Tracker(word)]) for word in trackers)}"
 
 
 class LiveTracking:
-    """A run that is written for each program as its metrics grow: to be called after each round.
+    """A run that is written for each program as its metrics grow: `write` is called after each round.
 
     A run that goes on is written anew from its first line.
     """
 
-    def __init__(self, folder: Path, trackers: Sequence[Tracker], out: Path) -> None:
+    def __init__(self, folder: Path, trackers: Sequence[str], out: Path) -> None:
         self._files, self._trackers, self._out = RunFiles(folder), trackers, out
         self._written: list[TrackedRun] = []
         self._size = 0
 
-    @property
-    def begun(self) -> bool:
-        """Whether anything was written."""
-        return bool(self._written)
-
-    def __call__(self, done: int, total: int) -> None:
+    def write(self) -> None:
         """Write what was measured since."""
-        size = self._files.metrics.stat().st_size if self._files.metrics.exists() else 0
+        files = self._files
+        size = files.metrics.stat().st_size if files.metrics.exists() else 0
         if size == self._size:
             return
-        lines = [self._files.last_line()] if self._written else self._files.lines()
+        lines = [files.last_line()] if self._written else files.lines()
         if not self._written:
-            self._written = list(self._begin())
+            experiment = parse_experiment(files.document(files.config) or {}, str(files.config))
+            privacy = PrivacyDocument.read(files.document(files.privacy) or {})
+            self._written = [_begun(Tracker(word), experiment, privacy, self._out) for word in self._trackers]
         for run in self._written:
             run.add(lines)
         self._size = size
 
     def close(self, *, finished: bool) -> None:
-        """Nothing more comes."""
+        """Nothing more comes; of a run that is finished, what was not written yet is."""
+        if finished:
+            self.write()
         for run in self._written:
             run.close(finished=finished)
-
-    def _begin(self) -> Iterator[TrackedRun]:
-        files = self._files
-        experiment = parse_experiment(files.document(files.config) or {}, str(files.config))
-        privacy = PrivacyDocument.read(files.document(files.privacy) or {})
-        return (_begun(tracker, experiment, privacy, self._out) for tracker in self._trackers)
 
 
 class TrackedRun(Protocol):
@@ -104,7 +94,7 @@ class TrackedRun(Protocol):
     def add(self, lines: Sequence[Document]) -> None:
         """What was measured, one line after the other; readers see it at once."""
 
-    def close(self, *, finished: bool = True) -> None:
+    def close(self, *, finished: bool) -> None:
         """Nothing more comes: the run is finished, or was stopped."""
 
 
@@ -135,7 +125,7 @@ class TensorBoardRun:
             self._writer.add_event(Event(wall_time=seconds, step=line["round"], summary=Summary(value=values)))
         self._writer.flush()
 
-    def close(self, *, finished: bool = True) -> None:
+    def close(self, *, finished: bool) -> None:
         """Event files do not say whether a run has ended."""
         self._writer.close()
 
@@ -174,7 +164,7 @@ class MlflowRun:
         ]
         self._client.log_batch(self._run, metrics=metrics)
 
-    def close(self, *, finished: bool = True) -> None:
+    def close(self, *, finished: bool) -> None:
         """The run has ended."""
         self._client.set_terminated(self._run, status="FINISHED" if finished else "KILLED")
 

@@ -29,6 +29,7 @@ def test_lines_tell_of_the_innermost_work_whether_or_not_it_tells_how_far_it_is(
         assert more.wait(60)
         return re.sub(r"\d+ s$", "N s", written[-1])
 
+    monkeypatch.setattr(output.verbosity, "quiet", False)
     monkeypatch.setattr(progress, "print_message", write)
     with narrated("run"):
         assert next_line() == "sotto: run: N s"
@@ -89,6 +90,7 @@ def test_a_terminal_shows_one_line_that_is_gone_before_anything_else_is_printed(
 
     shown = Terminal()
     monkeypatch.setattr(output.sys, "stderr", shown)
+    monkeypatch.setattr(output.verbosity, "quiet", False)
     monkeypatch.setattr(progress, "PATIENCE", 0.0)
     monkeypatch.setattr(progress, "BLINK", 0.001)
     with narrated("run"), activity("digits") as work:

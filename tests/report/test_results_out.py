@@ -194,7 +194,7 @@ def test_a_run_is_written_as_its_rounds_go_and_anew_where_it_goes_on(tmp_path):
         live = LiveTracking(folder, tuple(Tracker), tmp_path)
 
         def after(done, total):
-            live(done, total)
+            live.write()
             seen.append(read())
             if done == stop:
                 raise KeyboardInterrupt
