@@ -15,13 +15,12 @@ what he likes. So a field that nothing was computed for is not passed over: an a
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sottovoce.run.layout import CHECKPOINT, CONFIG, GRAPH, METRICS, PAGE, PRIVACY, PRIVATE, RESULT
-from sottovoce.run.stated_guarantees import RELATIVE_TOLERANCE
+from sottovoce.run.privacy_document import RELATIVE_TOLERANCE, same_value
 from sottovoce.support.text import parse_json
 
 MEASURED_TOLERANCE = 1e-6
@@ -101,7 +100,7 @@ class FolderCheck:
                     more = f"{_shown(place)} is {value!r}, and {beyond.what} has no such entry"
                     differ.setdefault(keys[:1], []).append(more)
             for one, other in compared:
-                if not _same(value, other, one.tolerance):
+                if not same_value(value, other, one.tolerance):
                     unlike = f"{_shown(place)} is {value!r}, but {other!r} is {one.what}"
                     differ.setdefault(keys[:1], []).append(unlike)
                     break
@@ -161,12 +160,3 @@ def _is_beyond_a_list(document: Any, place: Sequence[str | int]) -> bool:
 
 def _shown(place: Sequence[str | int]) -> str:
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in place).lstrip(".") or "it"
-
-
-def _same(stated: object, given: object, tolerance: float) -> bool:
-    """Whether two values are the same but for rounding; true is no number, and no number is a text."""
-    if isinstance(stated, bool) or isinstance(given, bool):
-        return stated is given
-    if isinstance(stated, int | float) and isinstance(given, int | float):
-        return stated == given or math.isclose(stated, given, rel_tol=tolerance)
-    return type(stated) is type(given) and stated == given

@@ -36,11 +36,10 @@ from sottovoce.run.layout import (
     RESULT,
     RunFiles,
 )
-from sottovoce.run.privacy_document import PrivacyDocument
+from sottovoce.run.privacy_document import PrivacyDocument, epsilon_in_line
 from sottovoce.run.privacy_report import report_wanted
 from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.run_documents import RunDocuments
-from sottovoce.run.stated_guarantees import epsilon_in_line
 from sottovoce.run.training_run import RunState, TrainingRun, average_model, is_measured, measure, measured_rounds
 from sottovoce.support.config import Document, first_difference
 from sottovoce.support.npz import read_checked_npz

@@ -12,8 +12,8 @@ from sottovoce.errors import InputError
 from sottovoce.report.page import document, page
 from sottovoce.report.plain_words import NOBODY_NAMED
 from sottovoce.run.layout import PAGE, RunFiles
+from sottovoce.run.privacy_document import contradictions, result_contradictions
 from sottovoce.run.run_documents import RunDocuments
-from sottovoce.run.stated_guarantees import contradictions, result_contradictions
 from sottovoce.support.files import read_bytes
 from sottovoce.support.text import parse_json
 

@@ -23,10 +23,10 @@ from sottovoce.privacy.views import View, everyone, parse_view, with_final_model
 from sottovoce.run.fingerprint import public_fingerprint
 from sottovoce.run.finished_run import accountant_of
 from sottovoce.run.layout import RunFiles, noise_check
-from sottovoce.run.privacy_document import PrivacyDocument
+from sottovoce.run.privacy_document import PrivacyDocument, contradictions
+from sottovoce.run.privacy_report import unlike_settings
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant, published_models
 from sottovoce.run.run_documents import damaged_run
-from sottovoce.run.stated_guarantees import contradictions, unlike_settings
 from sottovoce.support.config import Experiment, parse_experiment
 from sottovoce.support.json_numbers import JSON, to_json
 from sottovoce.support.threads import one_thread

@@ -13,6 +13,10 @@
 
 All are readable by their owner only; `sottovoce.run.layout` says which may be handed on. A run that is killed at any
 moment goes on from its checkpoint and ends with the same bits.
+
+A folder holds one run. It goes on only with the settings, data, code and versions that it began with, and only while
+its files agree with each other and with the settings: rounds may have been played without a checkpoint to show for it,
+and their noise must not be drawn again with other data. Who saw both would see the difference without noise.
 """
 
 from __future__ import annotations
@@ -32,13 +36,21 @@ import torch
 
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import Transport
 from sottovoce.distributed.coordinator import Coordinator, SingleProcess
 from sottovoce.errors import InputError
-from sottovoce.privacy.composition import Loss
 from sottovoce.run.build import build_accountant, forget_data, with_table_facts
-from sottovoce.run.checkpoint import Action, Checkpoint, CheckpointSchedule, save
-from sottovoce.run.fingerprint import comparable, fingerprint, own_code, public_fingerprint, versions
+from sottovoce.run.checkpoint import Action, Checkpoint, CheckpointSchedule, load, save
+from sottovoce.run.fingerprint import (
+    check_own_code,
+    check_versions,
+    comparable,
+    fingerprint,
+    own_code,
+    public_fingerprint,
+    versions,
+)
 from sottovoce.run.layout import (
     PrivateFacts,
     RunFiles,
@@ -54,12 +66,16 @@ from sottovoce.run.layout import (
     write_token,
     writing_into_run,
 )
-from sottovoce.run.privacy_document import PrivacyDocument
-from sottovoce.run.privacy_report import PrivacyReport, report_wanted
-from sottovoce.run.recording import recorder_in
-from sottovoce.run.resuming import finished_result, last_checkpoint, prepare_folder, stated_privacy
+from sottovoce.run.privacy_document import (
+    PrivacyDocument,
+    contradictions,
+    epsilon_in_line,
+    result_contradictions,
+)
+from sottovoce.run.privacy_report import PrivacyReport, report_wanted, unlike_settings
+from sottovoce.run.recording import recorder_in, remove_recordings_after
 from sottovoce.run.run_accountant import RunAccountant
-from sottovoce.run.run_documents import RunDocuments, recorded_graph
+from sottovoce.run.run_documents import RunDocuments, record_graph, recorded_graph
 from sottovoce.run.run_ledger import (
     LedgerFile,
     RunLedger,
@@ -68,18 +84,15 @@ from sottovoce.run.run_ledger import (
     planned_run,
     run_identity,
 )
-from sottovoce.run.stated_guarantees import epsilon_in_line
 from sottovoce.run.training_run import (
-    Measurement,
     RoundCallback,
-    RunState,
     TrainingRun,
     average_model,
     call_all,
     measured_rounds,
 )
-from sottovoce.support.config import Document, Experiment, parse_experiment
-from sottovoce.support.files import open_to_append
+from sottovoce.support.config import Document, Experiment, first_difference, parse_experiment
+from sottovoce.support.files import open_to_append, read_bytes, sweep_parts, write
 from sottovoce.support.limits import Cost, check_cost
 from sottovoce.support.processes import Terminated
 from sottovoce.support.progress import Progress, report_stage
@@ -127,8 +140,8 @@ def run_experiment(
         result = coordinator.on_rank_zero(lambda: training.write_result(scores, end.seconds))
     if on_end is not None and coordinator.rank == 0:
         public = parse_experiment(public_settings(experiment))
-        guarantees, graph = training.guarantees, recorded_graph(files, public)
-        on_end(RunDocuments(folder, public, guarantees, result, files.lines(), {}, {}, graph))
+        graph = recorded_graph(files, public)
+        on_end(RunDocuments(folder, public, training.guarantees, result, files.lines(), {}, {}, graph))
     return result
 
 
@@ -139,14 +152,53 @@ def _shown_settings(experiment: Experiment) -> Document:
     return comparable(public_settings(experiment)) | {"noise_key": digest}
 
 
-# --- before the first round ------------------------------------------------------------------------------------------
+# --- what the folder holds already -----------------------------------------------------------------------------------
+
+
+def _finished_result(files: RunFiles, experiment: Experiment, resume: bool) -> Document | None:
+    """The result of a finished run of these settings, if there is one; refuses a folder that holds something else."""
+    folder = files.folder
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is not a folder", "a run needs one", "move that file away")
+    before = files.document(files.config)
+    if before is None:
+        if files.checkpoint.exists():
+            raise InputError(f"{folder}: a checkpoint without settings", "a run has both", "remove the folder")
+        return None
+    stored = parse_experiment(before, str(files.config)).document()
+    other = first_difference(comparable(stored), comparable(public_settings(experiment)))
+    if other is not None:
+        raise InputError(
+            f"{folder} holds a run with another {other[0]}", "a folder holds one run", "use another --out, or remove it"
+        )
+    result = files.document(files.result)
+    if result is None:
+        if not resume:
+            raise InputError(f"{folder} holds an unfinished run", "nothing is overwritten", "go on with --resume")
+        return None
+    stated = files.document(files.privacy)
+    if stated is None:
+        raise InputError(f"{files.privacy}: not there", "a finished run has guarantees", "remove the run's folder")
+    check_own_code(stated, experiment, folder)
+    privacy = PrivacyDocument.read(stated)
+    found = contradictions(experiment, privacy)
+    _refuse(files, found or result_contradictions(experiment, privacy, result, files.lines()))
+    return result
+
+
+def _refuse(files: RunFiles, found: list[str]) -> None:
+    if found:
+        raise InputError(
+            f"{files.folder}: {found[0]}", "guarantees follow from the settings",
+            "restore the file, or start a new run in another folder",
+        )  # fmt: skip
 
 
 def _result_unless_locked(
     files: RunFiles, experiment: Experiment, resume: bool, ledger: LedgerFile | None
 ) -> Document | None:
     """The result of a finished run; refuses a folder that another process has locked, before any work."""
-    result, begun = finished_result(files, experiment, resume), read_private_facts(files)
+    result, begun = _finished_result(files, experiment, resume), read_private_facts(files)
     if begun is not None:
         check_same_choice(files.folder, entered=begun.in_ledger, wanted=ledger is not None, finished=result is not None)
         if begun.in_ledger and ledger is not None and files.noise_key.exists():
@@ -158,6 +210,29 @@ def _result_unless_locked(
         with locked(files.lock):  # only a test; `_lock_folder` takes the lock for good
             pass
     return result
+
+
+def _stated_privacy(files: RunFiles, experiment: Experiment, accountant: RunAccountant, digest: str) -> Document | None:
+    """`privacy.json` of a run that has begun; `private.json` has to say that it began with the data of this one."""
+    stated, begun = files.document(files.privacy), read_private_facts(files)
+    if stated is not None:
+        check_versions(stated, files.folder)
+        check_own_code(stated, experiment, files.folder)
+    if stated is None and begun is None:
+        return None
+    public = public_fingerprint(experiment, accountant.training_run)
+    if begun is None or begun.fingerprint != digest or (stated is not None and stated.get("fingerprint") != public):
+        raise InputError(
+            f"{files.privacy}: guarantees for other settings, data or code", "a run can go on only as it began",
+            "restore them, or start a new run in another folder",
+        )  # fmt: skip
+    if stated is not None:
+        found = contradictions(experiment, PrivacyDocument.read(stated))
+        _refuse(files, found or unlike_settings(stated, accountant, experiment))
+    return stated
+
+
+# --- before the first round ------------------------------------------------------------------------------------------
 
 
 def _begin(
@@ -174,46 +249,69 @@ def _begin(
     Gives the result if another process has finished the run meanwhile. What was traced is let go at the end: it takes
     memory that training may need.
     """
-    accountant = coordinator.on_every_rank(lambda: build_accountant(experiment, data))
+    each, zero = coordinator.on_every_rank, coordinator.on_rank_zero
+    accountant = each(lambda: build_accountant(experiment, data))
     training_run = accountant.training_run
-    coordinator.on_every_rank(lambda: _check_memory(training_run, coordinator.size))
+    each(lambda: _check_memory(training_run, coordinator.size))
     report_stage("fingerprint of data and settings")
-    digest = coordinator.on_every_rank(lambda: fingerprint(experiment, training_run))
+    digest = each(lambda: fingerprint(experiment, training_run))
     coordinator.require_equal({"data, graph or noise": digest})
-    recorder = coordinator.on_every_rank(lambda: recorder_in(files.folder, training_run, experiment.record))
+    recorder = each(lambda: recorder_in(files.folder, training_run, experiment.record))
     transport = coordinator.transport(training_run.topology, training_run.seed, keep_received=recorder.is_active)
     report_stage("privacy guarantees")
     report = cache(partial(report_wanted, accountant, experiment))
-    privacy = coordinator.on_rank_zero(lambda: _privacy_document(files, experiment, accountant, report, digest))
+    privacy = zero(
+        lambda: (
+            _stated_privacy(files, experiment, accountant, digest) or _new_privacy(experiment, training_run, report())
+        )
+    )
     guarantees = PrivacyDocument.read(privacy)
     if report.cache_info().currsize:  # figures that were computed here are not read back
         guarantees = replace(guarantees, stored_views=report().views)
 
-    def loss_after(rounds: int) -> Loss:
-        return report().loss_after(rounds)
+    def entry(key: RandomSource) -> RunLedger | None:
+        """The run's entry in a ledger, if there is one."""
+        if ledger is None:
+            return None
+        if not isinstance(key, NoiseKey):
+            raise InputError(
+                "secret noise with a ledger",
+                "a run that is resumed draws the noise of some rounds again, which costs more",
+                "leave noise = 'secret' out: the run has a key of its own",
+            )
+        run = run_identity(digest, key)
+        planned = planned_run(guarantees, run=run, name=experiment.name, data=digest, noise=key.check)
+        return RunLedger(ledger, planned, lambda rounds: report().loss_after(rounds))
 
-    if ledger is not None and not coordinator.on_rank_zero(files.private.exists):
-        planned = coordinator.on_every_rank(lambda: planned_source(files, experiment, digest))
-        _entry(ledger, experiment, guarantees, digest, planned, coordinator).check(loss_after)
-    result = coordinator.on_rank_zero(lambda: _lock_folder(locks, files, experiment, resume))
+    if ledger is not None and not zero(files.private.exists):
+        planned = entry(each(lambda: planned_source(files, experiment, digest)))
+        if planned is not None:
+            zero(planned.check)
+    result = zero(lambda: _lock_folder(locks, files, experiment, resume))
     if result is not None:
         return result
-    token = coordinator.on_rank_zero(lambda: write_token(files))
-    coordinator.on_every_rank(lambda: check_token(files, token))
-    coordinator.on_rank_zero(lambda: write_noise_key(files, experiment, digest))
-    key = coordinator.on_every_rank(lambda: read_noise_key(files, experiment, digest))
-    entry = None
-    if ledger is not None:
-        entry = _entry(ledger, experiment, guarantees, digest, key, coordinator)
-        entry.open(locks, loss_after)
+    token = zero(lambda: write_token(files))
+    each(lambda: check_token(files, token))
+    zero(lambda: write_noise_key(files, experiment, digest))
+    key = each(lambda: read_noise_key(files, experiment, digest))
+    entered = entry(key)
+    if entered is not None:
+        zero(lambda: locks.enter_context(entered.reserved()))
     part = _part_of(training_run.keyed(key), transport)
-    checkpoint = coordinator.on_every_rank(lambda: last_checkpoint(files, part, digest, coordinator))
-    coordinator.require_equal({"checkpoint": checkpoint.state.rounds})
-    if entry is not None:
-        entry.require_recorded(checkpoint.state.rounds)
+    checkpoint = each(
+        lambda: (
+            load(files.checkpoint, part, digest, coordinator)
+            if files.checkpoint.exists()
+            else Checkpoint(part.before(), 0, 0.0)
+        )
+    )
+    played = checkpoint.state.rounds
+    coordinator.require_equal({"checkpoint": played})
+    if entered is not None:
+        zero(lambda: entered.require_recorded(played))
     begun = PrivateFacts(digest, in_ledger=ledger is not None)
-    coordinator.on_rank_zero(lambda: prepare_folder(files, experiment, part.topology, privacy, checkpoint, begun))
-    return _Training(experiment, part, files, coordinator, privacy, guarantees, entry, begun, checkpoint)
+    zero(lambda: _prepare_folder(files, experiment, part.topology, privacy, checkpoint, begun))
+    return _Training(experiment, part, files, coordinator, privacy, guarantees, entered, begun, checkpoint)
 
 
 def _check_memory(training_run: TrainingRun, processes: int) -> None:
@@ -225,46 +323,17 @@ def _check_memory(training_run: TrainingRun, processes: int) -> None:
     check_cost(what, Cost(memory=memory), "take fewer nodes or a smaller model")
 
 
-def _privacy_document(
-    files: RunFiles,
-    experiment: Experiment,
-    accountant: RunAccountant,
-    report: Callable[[], PrivacyReport],
-    digest: str,
-) -> Document:
-    """The privacy guarantees: those that the folder states if the run has begun, otherwise those of the report."""
-    stated = stated_privacy(files, experiment, accountant, digest)
-    if stated is not None:
-        return stated
-    public, code = public_fingerprint(experiment, accountant.training_run), own_code(experiment)
-    return {**report().document(), "versions": versions(), "fingerprint": public, **({"code": code} if code else {})}
-
-
-def _entry(
-    ledger: LedgerFile,
-    experiment: Experiment,
-    guarantees: PrivacyDocument,
-    digest: str,
-    key: RandomSource,
-    coordinator: Coordinator,
-) -> RunLedger:
-    """The run's entry in a ledger."""
-    if not isinstance(key, NoiseKey):
-        raise InputError(
-            "secret noise with a ledger",
-            "a run that is resumed draws the noise of some rounds again, which costs more",
-            "leave noise = 'secret' out: the run has a key of its own",
-        )  # fmt: skip
-    run = run_identity(digest, key)
-    planned = planned_run(guarantees, run=run, name=experiment.name, data=digest, noise=key.check)
-    return RunLedger(ledger, planned, coordinator)
+def _new_privacy(experiment: Experiment, training_run: TrainingRun, report: PrivacyReport) -> Document:
+    """`privacy.json` of a run that begins."""
+    public, code = public_fingerprint(experiment, training_run), own_code(experiment)
+    return {**report.document(), "versions": versions(), "fingerprint": public, **({"code": code} if code else {})}
 
 
 def _lock_folder(locks: ExitStack, files: RunFiles, experiment: Experiment, resume: bool) -> Document | None:
     """Make and lock the folder; the result if another process has finished the run meanwhile."""
     make_folder(files.folder)
     locks.enter_context(locked(files.lock))
-    return finished_result(files, experiment, resume)
+    return _finished_result(files, experiment, resume)
 
 
 def _part_of(training_run: TrainingRun, transport: Transport) -> TrainingRun:
@@ -273,6 +342,42 @@ def _part_of(training_run: TrainingRun, transport: Transport) -> TrainingRun:
     if len(transport.nodes) < transport.n:
         forget_data()
     return part
+
+
+def _prepare_folder(
+    files: RunFiles,
+    experiment: Experiment,
+    topology: Topology,
+    privacy: Document,
+    checkpoint: Checkpoint,
+    begun: PrivateFacts,
+) -> None:
+    """Write what is known before the first round; remove what is half-written, or later than the checkpoint.
+
+    `private.json` comes before `privacy.json`: where there are guarantees, it is known for which data.
+    """
+    with writing_into_run(files.folder):
+        _truncate_metrics(files.metrics, checkpoint.lines)
+        remove_recordings_after(files.folder, checkpoint.state.rounds)
+        for folder in (files.folder, files.messages):
+            sweep_parts(folder)
+    record_graph(files, experiment, topology)
+    if not files.config.exists():
+        files.write_document(files.config, public_settings(experiment))
+    if read_private_facts(files) != begun:
+        write_private_facts(files, begun)
+    if files.document(files.privacy) != privacy:
+        files.write_document(files.privacy, privacy)
+
+
+def _truncate_metrics(path: Path, count: int) -> None:
+    """Leave the metrics up to a checkpoint; what came after it will be measured again."""
+    content = read_bytes(path) if path.exists() else b""
+    lines = content.splitlines(keepends=True)[: content.count(b"\n")]
+    if len(lines) < count:
+        raise InputError(f"{path}: {len(lines)} lines", f"the checkpoint has {count}", "remove the run's folder")
+    if b"".join(lines[:count]) != content:
+        write(path, lambda file: file.writelines(lines[:count]), private=True)
 
 
 # --- the rounds, and the end -----------------------------------------------------------------------------------------
@@ -295,9 +400,13 @@ class _Training:
     def play(self, progress: Progress | None, on_round: RoundCallback | None) -> Checkpoint:
         """Play the rounds after the checkpoint; returns where the run ends."""
         now, total, rank = self.checkpoint, self.training_run.rounds, self.coordinator.rank
-        begun = time.monotonic() - now.seconds
+        begun, covered, metrics = time.monotonic() - now.seconds, now.state.rounds, self.experiment.metrics
         schedule = CheckpointSchedule(self.coordinator, self.experiment.machine.checkpoint_seconds, total)
         recorder = recorder_in(self.files.folder, self.training_run, self.experiment.record, rank)
+        rounds = measured_rounds(
+            self.training_run, now.state, every=metrics.every, test_rows=metrics.test_rows, seconds=now.seconds,
+            start=now.lines == 0, on_round=call_all(on_round, recorder), coordinator=self.coordinator,
+        )  # fmt: skip
         report_stage("the first round")
         with (
             threads(self.experiment.machine.threads),
@@ -305,10 +414,11 @@ class _Training:
             schedule.interrupts_deferred(),
         ):
             try:
-                self._enter_round(now.state.rounds + 1)
-                for state, measurement in self._rounds(call_all(on_round, recorder)):
+                covered = self._covered(now.state.rounds + 1, covered)
+                for state, measurement in rounds:
                     if measurement is not None:
-                        lines.write(json.dumps(self._line(measurement)) + "\n")
+                        epsilon = epsilon_in_line(self.guarantees, measurement.round)
+                        lines.write(json.dumps({**measurement.document(), "epsilon": epsilon}) + "\n")
                         lines.flush()
                     now = Checkpoint(state, now.lines + (measurement is not None), time.monotonic() - begun)
                     if progress is not None:
@@ -319,27 +429,18 @@ class _Training:
                     if action == Action.SAVE:
                         with schedule.saving():
                             self._save(now, lines)
-                    self._enter_round(state.rounds + 1)
+                    covered = self._covered(state.rounds + 1, covered)
             except KeyboardInterrupt:
                 self._save(now, lines)
                 raise
         return now
 
-    def _rounds(self, on_round: RoundCallback) -> Iterator[tuple[RunState, Measurement | None]]:
-        metrics, before = self.experiment.metrics, self.checkpoint
-        return measured_rounds(
-            self.training_run, before.state, every=metrics.every, test_rows=metrics.test_rows,
-            seconds=before.seconds, start=before.lines == 0, on_round=on_round, coordinator=self.coordinator,
-        )  # fmt: skip
-
-    def _enter_round(self, round: int) -> None:
-        """Record in the ledger what a round costs, before it is played."""
-        if self.ledger is not None:
-            self.ledger.before(round)
-
-    def _line(self, measurement: Measurement) -> Document:
-        """What was measured, with what has been spent by then and what will have been at the planned end."""
-        return {**measurement.document(), "epsilon": epsilon_in_line(self.guarantees, measurement.round)}
+    def _covered(self, round: int, covered: int) -> int:
+        """The last round whose cost is recorded in the ledger, where there is one: this one at least, if it is left."""
+        if self.ledger is None or not covered < round <= self.training_run.rounds:
+            return covered
+        ledger = self.ledger
+        return self.coordinator.on_rank_zero(lambda: ledger.spend(round))
 
     def _save(self, checkpoint: Checkpoint, lines: TextIO) -> None:
         if self.coordinator.rank == 0:
@@ -356,19 +457,11 @@ class _Training:
 
     def write_result(self, scores: Document, seconds: float) -> Document:
         """Write `result.json`, which makes the run a finished one."""
-        stated = self.files.document(self.files.privacy) or {}
         result = {
-            "name": self.experiment.name,
-            "seed": self.experiment.seed,
-            **{
-                key: stated[key]
-                for key in ("algorithm", "topology", "rounds", "sigma", "adjacency", "delta", "headline")
-            },
-            "metrics": self.files.last_line(),
-            "held_out": scores,
-            "seconds": round(seconds, 3),
+            "name": self.experiment.name, "seed": self.experiment.seed, **{key: self.privacy[key] for key in STATED},
+            "metrics": self.files.last_line(), "held_out": scores, "seconds": round(seconds, 3),
             "folder": str(self.files.folder),
-        }
+        }  # fmt: skip
         self.files.write_document(self.files.result, result)
         return result
 

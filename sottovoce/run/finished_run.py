@@ -32,10 +32,10 @@ from sottovoce.run.checkpoint import load
 from sottovoce.run.fingerprint import check_own_code, fingerprint, public_fingerprint
 from sottovoce.run.layout import IN_FILE, REMEDY, RULE, RunFiles, read_noise_key, read_private_facts
 from sottovoce.run.privacy_document import PrivacyDocument
+from sottovoce.run.privacy_report import unlike_settings
 from sottovoce.run.recording import Messages, read_recording
 from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.run_documents import FILE, RunDocuments, read_runs, recorded_graph, unfinished_run
-from sottovoce.run.stated_guarantees import unlike_settings
 from sottovoce.run.training_run import TrainingRun, average_model
 from sottovoce.support.config import DataSettings, Document, Experiment, parse_experiment
 from sottovoce.support.files import explaining, inside

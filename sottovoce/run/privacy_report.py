@@ -6,6 +6,7 @@ The headline is what whoever hears every message can learn at most, by the best 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -36,12 +37,13 @@ from sottovoce.privacy.covering_views import (
 from sottovoce.privacy.gaussian_dp import epsilons_of
 from sottovoce.privacy.guarantee import PrivacyFigure, figures_at
 from sottovoce.privacy.views import View, node_numbers, parse_view, read_view, with_final_models
-from sottovoce.run.privacy_document import StoredView
+from sottovoce.run.privacy_document import StoredView, same_value
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant, published_models
 from sottovoce.run.training_run import TrainingRun, is_measured
-from sottovoce.support.config import Experiment
+from sottovoce.support.config import Document, Experiment
 from sottovoce.support.json_numbers import JSON, to_json
 from sottovoce.support.progress import counted, next_counted
+from sottovoce.support.text import parse_json
 from sottovoce.support.threads import one_thread
 from sottovoce.tracing.linear_system import LinearSystem
 
@@ -228,18 +230,15 @@ class PrivacyReport:
     def views(self) -> tuple[StoredView, ...]:
         """The figures of every view that was accounted for, as they are read back: views are what their names say."""
         named = cache(lambda view: read_view(str(view)))
-        held = [[*found.guarantees, *([] if found.headline is None else [found.headline])] for found in self.accounts]
-        every = figures_at([one for each in held for one in each], self.delta)
+        every = figures_at([one for found in self.accounts for one in (*found.guarantees, found.headline)], self.delta)
         figures = (replace(one, view=named(one.view)) for one in every)
         return tuple(
             StoredView(
-                view=named(found.view),
-                guarantees=tuple(islice(figures, len(found.guarantees))),
-                headline=None if found.headline is None else next(figures),
-                refusals=tuple(found.refusals),
+                view=named(found.view), guarantees=tuple(islice(figures, len(found.guarantees))),
+                headline=next(figures), refusals=tuple(found.refusals),
             )
             for found in self.accounts
-        )
+        )  # fmt: skip
 
     def summary(self) -> dict[str, JSON]:
         """All of it but what is about single views: what the headline needs."""
@@ -419,3 +418,41 @@ def _work_of_each(accountant: RunAccountant) -> float:
     heard = T * max(sum(int(np.diff(mixing.weights.indptr).max()) for mixing in step.mixings) for step in system.steps)
     links = max(int(step.split(step.state_out)[0].nnz) for step in system.steps)
     return 2.0 * heard**3 + 60.0 * T * n * (links + 15 * n)
+
+
+# --- whether a folder states what its settings give ------------------------------------------------------------------
+
+LISTED = 5
+"""Of so many differences each is named; the rest is counted."""
+
+
+def unlike_settings(
+    stated: Document, accountant: RunAccountant, experiment: Experiment, *, every_view: bool = False
+) -> list[str]:
+    """Where `privacy.json` differs from what the settings give: in its headline and what belongs to it, or anywhere.
+
+    Guarantees follow from settings, the graph and the number of rows of each node, so the same version gives the same.
+    """
+    if every_view:
+        wanted = report_wanted(accountant, experiment).document()
+    else:
+        alone = experiment.privacy.model_copy(update={"attackers": "none"})
+        wanted = report_wanted(accountant, experiment.model_copy(update={"privacy": alone})).summary()
+    given = parse_json(json.dumps(wanted))
+    found = [
+        f"privacy.json: {place} is {one!r}, but the settings give {other!r}"
+        for place, one, other in _leaves_that_differ({key: stated[key] for key in stated if key in given}, given)
+    ]
+    return found if len(found) <= LISTED else [*found[:LISTED], f"{len(found) - LISTED} more differ"]
+
+
+def _leaves_that_differ(stated: object, given: object, place: str = "") -> Iterator[tuple[str, object, object]]:
+    """Where two documents differ, with both values; numbers may differ by rounding."""
+    if isinstance(stated, dict) and isinstance(given, dict):
+        for key in dict.fromkeys((*stated, *given)):
+            yield from _leaves_that_differ(stated.get(key), given.get(key), f"{place}.{key}" if place else str(key))
+    elif isinstance(stated, list) and isinstance(given, list) and len(stated) == len(given):
+        for at, (one, other) in enumerate(zip(stated, given, strict=True)):
+            yield from _leaves_that_differ(one, other, f"{place}[{at}]")
+    elif not same_value(stated, given):
+        yield place, stated, given

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sottovoce.core.adjacency import Adjacency
 from sottovoce.core.noise_key import NoiseKey
-from sottovoce.distributed.coordinator import Coordinator
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.lineages import PlannedRun, Stage
 from sottovoce.ledger.spending import DEFAULT, Spending, require_lineage
 from sottovoce.privacy.composition import GaussianLoss, Loss, SampledLoss
 from sottovoce.privacy.covering_views import NAMED_ONLY
-from sottovoce.privacy.guarantee import Kind, PrivacyFigure
+from sottovoce.privacy.guarantee import Kind
 from sottovoce.privacy.views import ViewKind
-from sottovoce.run.privacy_document import EarlierEnd, PrivacyDocument
+from sottovoce.run.privacy_document import PrivacyDocument
 
 
 @dataclass(frozen=True)
@@ -31,35 +30,29 @@ class LedgerFile:
 
 
 class RunLedger:
-    """The entry of one run. Rank 0 writes it; all ranks wait until it is on the disk."""
+    """The entry of one run, which rank 0 writes."""
 
-    def __init__(self, file: LedgerFile, planned: PlannedRun, coordinator: Coordinator) -> None:
-        self._file, self._planned, self._coordinator = file, planned, coordinator
+    def __init__(self, file: LedgerFile, planned: PlannedRun, loss_after: Callable[[int], Loss]) -> None:
+        self._file, self._planned = file, planned
+        self._loss_after: Callable[[int], Loss] | None = loss_after
         self._spending: Spending | None = None
-        self._covered = 0
 
-    def check(self, loss_after: Callable[[int], Loss]) -> None:
+    def check(self) -> None:
         """Refuse a run that would pass the budget, before anything is made for it."""
-
-        def check() -> None:
-            if not self._file.path.exists():
-                require_lineage(self._file.path, self._file.lineage)
-                return
-            with open_ledger(self._file.path) as database:
-                Spending(database).check(self._planned, self._file.lineage, loss_after)
-
-        self._coordinator.on_rank_zero(check)
-
-    def open(self, until: ExitStack, loss_after: Callable[[int], Loss]) -> None:
-        """Reserve what the run costs; when `until` ends, what was not sent is given back."""
-        self._coordinator.on_rank_zero(lambda: until.enter_context(self._entered(loss_after)))
+        assert self._loss_after is not None
+        if not self._file.path.exists():
+            require_lineage(self._file.path, self._file.lineage)
+            return
+        with open_ledger(self._file.path) as database:
+            Spending(database).check(self._planned, self._file.lineage, self._loss_after)
 
     @contextmanager
-    def _entered(self, loss_after: Callable[[int], Loss]) -> Iterator[None]:
+    def reserved(self) -> Iterator[None]:
+        """Reserve what the run costs; at the end, what was not sent is given back."""
         with open_ledger(self._file.path) as database:
             self._spending = Spending(database)
-            self._spending.reserve(self._planned, self._file.lineage, loss_after=loss_after)
-            del loss_after  # it holds what was traced, which takes memory
+            self._spending.reserve(self._planned, self._file.lineage, loss_after=self._loss_after)
+            self._loss_after = None  # it holds what was traced, which takes memory
             try:
                 yield
             finally:
@@ -68,20 +61,12 @@ class RunLedger:
 
     def require_recorded(self, played: int) -> None:
         """Refuse to go on after so many rounds if fewer are recorded."""
-        self._coordinator.on_rank_zero(lambda: self._require_recorded(played))
+        assert self._spending is not None
+        _require_ahead(self._file.path, self._planned.name, self._spending.recorded(self._planned.run), played)
 
-    def _require_recorded(self, played: int) -> None:
-        recorded = None if self._spending is None else self._spending.recorded(self._planned.run)
-        _require_ahead(self._file.path, self._planned.name, recorded, played)
-
-    def before(self, round: int) -> None:
-        """Record what a round costs, before it is played."""
-        if self._covered < round <= self._planned.rounds:
-            self._covered = self._coordinator.on_rank_zero(lambda: self._spend(round))
-
-    def _spend(self, round: int) -> int:
-        if self._spending is None:
-            raise RuntimeError("the ledger is not open")
+    def spend(self, round: int) -> int:
+        """Record what a round costs, before it is played; the last round that is covered now."""
+        assert self._spending is not None
         return self._spending.spend(self._planned.run, round)
 
 
@@ -94,37 +79,33 @@ def run_identity(fingerprint: str, key: NoiseKey) -> str:
 
 
 def planned_run(privacy: PrivacyDocument, *, run: str, name: str, data: str, noise: str | None = None) -> PlannedRun:
-    """What a ledger has to know about a run; refused where nothing is proven for it."""
+    """What a ledger has to know about a run; refused where nothing is proven for it.
+
+    It is refundable where an end that depends on what was seen is proven to cost what the rounds up to it do: for
+    whoever sees everything, and for fixed streams, since shifts of what is seen next follow from what was seen. Figures
+    by absorption couple two runs in a way that looks ahead to the planned end.
+    """
     loss, headline = privacy.loss, privacy.headline
     if loss is None or headline.proves_nothing:
         why = "; ".join(privacy.refusals) or privacy.convexity
         raise Unaccountable(f"run {name}: nothing is proven for it, so no ledger can say what it costs: {why}")
-    stages = tuple(Stage(one.round, _loss_at(loss, one)) for one in privacy.over_rounds)
-    return PlannedRun(
-        run=run, name=name, rounds=privacy.rounds, loss=loss, stages=stages or (Stage(privacy.rounds, loss),),
-        refundable=isinstance(loss, GaussianLoss) and _may_stop(headline),
-        adjacency=Adjacency(privacy.adjacency), data=data, noise=noise,
-        covers=privacy.covers or NAMED_ONLY,
-    )  # fmt: skip
-
-
-def _may_stop(headline: PrivacyFigure) -> bool:
-    """Whether an end that depends on what was seen is proven to cost what the rounds up to it do.
-
-    It is for whoever sees everything, and for fixed streams: shifts of what is seen next follow from what was seen.
-    Figures by absorption couple two runs in a way that looks ahead to the planned end.
-    """
-    return headline.kind is Kind.FIXED_STREAMS or (
+    may_stop = headline.kind is Kind.FIXED_STREAMS or (
         headline.kind is Kind.ANY_TRAINING and headline.view.kind is ViewKind.EVERYONE
     )
-
-
-def _loss_at(loss: Loss, end: EarlierEnd) -> Loss:
-    if isinstance(loss, SampledLoss):
-        return replace(loss, rounds=end.round)
-    if isinstance(loss, GaussianLoss):
-        return loss if end.mu is None else GaussianLoss(end.mu)
-    return replace(loss, epsilon=end.epsilon)
+    stages = []
+    for end in privacy.over_rounds:
+        if isinstance(loss, SampledLoss):
+            spent: Loss = replace(loss, rounds=end.round)
+        elif isinstance(loss, GaussianLoss):
+            spent = loss if end.mu is None else GaussianLoss(end.mu)
+        else:
+            spent = replace(loss, epsilon=end.epsilon)
+        stages.append(Stage(end.round, spent))
+    return PlannedRun(
+        run=run, name=name, rounds=privacy.rounds, loss=loss, stages=tuple(stages) or (Stage(privacy.rounds, loss),),
+        refundable=isinstance(loss, GaussianLoss) and may_stop, adjacency=Adjacency(privacy.adjacency), data=data,
+        noise=noise, covers=privacy.covers or NAMED_ONLY,
+    )  # fmt: skip
 
 
 def check_same_choice(folder: Path, *, entered: bool, wanted: bool, finished: bool) -> None:

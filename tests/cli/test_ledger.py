@@ -82,18 +82,18 @@ def test_lines_of_metrics_say_what_has_been_spent(folder, sotto):
 
 def test_a_stopped_run_gives_back_and_goes_on_in_its_ledger_only(folder, sotto, monkeypatch):
     """A killed one does not give back: its ledger is left as it is copied here."""
-    real = execute._Training._line
+    real = execute.epsilon_in_line
 
-    def stop(training, measurement):
-        if measurement.round == 2:
+    def stop(privacy, round):
+        if round == 2:
             for end in ("", "-wal"):
                 shutil.copy(f"my.ledger{end}", f"killed.ledger{end}")
             raise KeyboardInterrupt
-        return real(training, measurement)
+        return real(privacy, round)
 
-    monkeypatch.setattr(execute._Training, "_line", stop)
+    monkeypatch.setattr(execute, "epsilon_in_line", stop)
     assert sotto("run try.toml --ledger my.ledger")[0] == 130
-    monkeypatch.setattr(execute._Training, "_line", real)
+    monkeypatch.setattr(execute, "epsilon_in_line", real)
     mu = mu_of(folder, "runs")
     (lineage,) = json.loads(sotto("ledger my.ledger --json")[1])["lineages"]
     (killed,) = json.loads(sotto("ledger killed.ledger --json")[1])["lineages"]
@@ -111,21 +111,21 @@ def test_a_stopped_run_gives_back_and_goes_on_in_its_ledger_only(folder, sotto, 
 
 def test_a_ledger_that_was_put_back_is_refused_by_the_run_that_is_ahead_of_it(folder, sotto, monkeypatch):
     """The folder of a run serves as a receipt: before the run was entered, in the middle, and after its end."""
-    real = execute._Training._line
+    real = execute.epsilon_in_line
 
-    def stop(training, measurement):
-        if measurement.round == 2:
+    def stop(privacy, round):
+        if round == 2:
             for end in ("", "-wal"):
                 shutil.copy(f"my.ledger{end}", f"middle.ledger{end}")
-        if measurement.round == 4:
+        if round == 4:
             raise KeyboardInterrupt
-        return real(training, measurement)
+        return real(privacy, round)
 
     assert sotto("ledger my.ledger --budget 60.5")[0] == 0
     shutil.copy("my.ledger", "before.ledger")
-    monkeypatch.setattr(execute._Training, "_line", stop)
+    monkeypatch.setattr(execute, "epsilon_in_line", stop)
     assert sotto("run try.toml --ledger my.ledger")[0] == 130
-    monkeypatch.setattr(execute._Training, "_line", real)
+    monkeypatch.setattr(execute, "epsilon_in_line", real)
     for older, words in (("before", "0 rounds, but this one does not have it"), ("none", "this one does not have it"),
                          ("middle", "3 rounds, but this one has recorded 2")):  # fmt: skip
         code, out, err = sotto(f"run try.toml --resume --ledger {older}.ledger")
