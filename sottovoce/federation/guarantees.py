@@ -27,7 +27,7 @@ from sottovoce.planning.noise_accumulation import noise_in_models
 from sottovoce.privacy.composition import Loss
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.report.wording import headline_sentence
-from sottovoce.run.build import build_accountant, build_run_at
+from sottovoce.run.build import build_accountant
 from sottovoce.run.fingerprint import public_fingerprint, versions
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
@@ -169,7 +169,7 @@ def recorded_run(
     if sigma is None:
         return None
     per_node = tuple(sigma) if isinstance(sigma, list) else sigma
-    training_run = build_run_at(with_secret_noise(agreement), per_node, tables)
+    training_run = build_accountant(with_secret_noise(agreement), tables=tables, sigma=per_node).training_run
     if public_fingerprint(agreement.experiment, training_run) != privacy.get("fingerprint"):
         return None
     anew = cache(lambda: account_run(agreement, tables))

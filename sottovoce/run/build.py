@@ -17,13 +17,13 @@ from sottovoce.core.noise import PerNode
 from sottovoce.core.noise_key import public_seed
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
-from sottovoce.learning.columns import Columns, read_columns
+from sottovoce.learning.columns import read_columns
 from sottovoce.learning.datasets import FOLDER, NAMES_A_TABLE, OF_ITS_OWN, Dataset, find_dataset, folder_of, user_file
 from sottovoce.learning.models import find_model
 from sottovoce.learning.partitioning import NodeData, partition
 from sottovoce.learning.table_cells import find_table, read_cells, tables_in
 from sottovoce.learning.tables import Table, is_folder_of_tables, join_tables, read_table, table_dataset, training_rows
-from sottovoce.learning.tasks import Gradients, task
+from sottovoce.learning.tasks import task
 from sottovoce.planning.question import Question
 from sottovoce.privacy.calibration import with_sigma
 from sottovoce.run.layout import named_source
@@ -49,58 +49,47 @@ def build_accountant(
     recorded: Graph | None = None,
     *,
     tables: Mapping[str, Table] | None = None,
+    sigma: PerNode | None = None,
 ) -> RunAccountant:
     """The same run with its accountant, which knows what was traced and accounted for to choose the noise.
 
     `recorded` is the graph of a finished run, where it came from a file. Where every node has a table of its own,
-    `tables` are those that are here, in place of files in the folder.
+    `tables` are those that are here, in place of files in the folder. With a `sigma` that was found before, nothing is
+    traced or accounted for where a target asks for one.
     """
-    started, privacy = _uncalibrated(experiment, folder, recorded, tables), experiment.privacy
-    if privacy.epsilon is None:
-        return RunAccountant(started)
-    return calibrate_run(
-        started, epsilon=privacy.epsilon, delta=privacy.delta, view=privacy.view, final_models=privacy.and_final_models
-    )
-
-
-def build_run_at(experiment: Experiment, sigma: PerNode, tables: Mapping[str, Table]) -> TrainingRun:
-    """The run at a sigma that was found before, where one was to be found: nothing is traced or accounted for."""
-    started = _uncalibrated(experiment, None, None, tables)
-    if experiment.privacy.epsilon is None:
-        return started
-    return replace(started, algorithm=with_sigma(started.algorithm, sigma))
-
-
-def _uncalibrated(
-    experiment: Experiment, folder: Path | None, recorded: Graph | None, tables: Mapping[str, Table] | None
-) -> TrainingRun:
-    """The run, with noise of size 1 where a target decides it."""
     check_algorithm(experiment)
     report_stage("reading data")
     experiment = experiment if tables is not None else with_table_facts(experiment, folder)
     net = named_after_tables(experiment, topology_of(experiment, folder, recorded), folder)
-    gradients = gradients_of(experiment, node_data(experiment, net, folder_of(folder), tables))
-    built = build_algorithm(experiment, gradients.participation(experiment.privacy.adjacency))
-    return prepare_run(
-        built, net, gradients, rounds=experiment.training.rounds, seed=experiment.seed,
-        noise_key=named_source(experiment), adjacency=experiment.privacy.adjacency,
-        same_start=experiment.training.same_start, exact_noise=experiment.privacy.exact_noise,
-    )  # fmt: skip
-
-
-def gradients_of(experiment: Experiment, data: NodeData) -> Gradients:
-    """The task with its batches and clipping."""
-    dataset, training = data.dataset, experiment.training
-    precision = getattr(torch, experiment.machine.precision)
-    job = task(
-        dataset, data.shards, find_model(experiment.model.name, dataset, **experiment.model.settings),
-        engine=experiment.machine.engine, dtype=precision, device=experiment.machine.device,
-    )  # fmt: skip
-    return job.gradients(
+    data, training, privacy = (
+        node_data(experiment, net, folder_of(folder), tables),
+        experiment.training,
+        experiment.privacy,
+    )
+    gradients = task(
+        data.dataset, data.shards, find_model(experiment.model.name, data.dataset, **experiment.model.settings),
+        engine=experiment.machine.engine, dtype=getattr(torch, experiment.machine.precision),
+        device=experiment.machine.device,
+    ).gradients(
         training.batch, training.clip, training.bound, local_steps=training.local_steps,
         step_size=local_step_size(experiment) if training.local_steps > 1 else None,
         weigh_nodes=training.weigh_nodes,
     )  # fmt: skip
+    run = prepare_run(
+        build_algorithm(experiment, gradients.participation(privacy.adjacency)), net, gradients,
+        rounds=training.rounds, seed=experiment.seed, noise_key=named_source(experiment), adjacency=privacy.adjacency,
+        same_start=training.same_start, exact_noise=privacy.exact_noise,
+    )  # fmt: skip
+    if privacy.epsilon is None:
+        return RunAccountant(run)
+    if sigma is not None:
+        return RunAccountant(replace(run, algorithm=with_sigma(run.algorithm, sigma)))
+    return calibrate_run(
+        run, epsilon=privacy.epsilon, delta=privacy.delta, view=privacy.view, final_models=privacy.and_final_models
+    )
+
+
+# --- the data of nodes ------------------------------------------------------------------------------------------------
 
 
 def node_data(
@@ -108,7 +97,8 @@ def node_data(
 ) -> NodeData:
     """The data of a run, and which node holds which rows."""
     data = experiment.data
-    _check_norms(data)
+    if data.unit_norm and data.max_norm is not None:
+        raise InputError("data.unit_norm with data.max_norm", "each of them fixes the norm of rows", "leave one out")
     seed = public_seed(experiment.seed, "partition") if data.seed is None else data.seed
     if data.name == OF_ITS_OWN or is_folder_of_tables(data):
         found = tables_of_nodes(data, net.names, folder, tables, seed)
@@ -118,18 +108,15 @@ def node_data(
     return NodeData(dataset, partition(dataset, net.n, data.partition, seed, rows=data.rows, node_names=labels))
 
 
-def _check_norms(data: DataSettings) -> None:
-    if data.unit_norm and data.max_norm is not None:
-        raise InputError("data.unit_norm with data.max_norm", "each of them fixes the norm of rows", "leave one out")
-
-
 def _dataset(data: DataSettings, folder: Path | None) -> Dataset:
     """Files and code of the user's own may change between runs of one process, and are read each time."""
     if data.name.startswith(NAMES_A_TABLE):
         return _normed(read_table_dataset(data, folder), data.unit_norm, data.max_norm)
     read = _read_dataset if data.name.startswith("file:") or is_code(data.name) else _cached_dataset
     found = read(data.name, folder, data.unit_norm, data.max_norm)
-    check_no_columns(data)
+    for key in ("columns", "shards"):
+        if getattr(data, key) is not None:
+            raise InputError(f"data.{key} with {data.name}", "it is only for tables", "leave it out")
     return found
 
 
@@ -165,10 +152,15 @@ def with_table_facts(experiment: Experiment, folder: Path | None) -> Experiment:
         found = read_columns(data.columns, place.parent, "data")
         facts["columns"] = found.model_dump(mode="json", exclude_defaults=True)
     if is_folder_of_tables(data) and data.shards is None:
+        if not place.is_dir():
+            raise InputError(
+                f"{place} is not a folder", 'with partition = "tables" every node has a table there', "check data.name"
+            )
         facts["shards"] = {
-            name: training_rows(str(path), _count_rows(path)) for name, path in tables_in(_folder(place)).items()
+            name: training_rows(str(path), len(next(iter(read_cells(path).values()))))
+            for name, path in tables_in(place).items()
         }
-    return experiment.model_copy(update={"data": data.model_copy(update=facts)}) if facts else experiment
+    return experiment.model_copy(update={"data": data.model_copy(update=facts)})
 
 
 def named_after_tables(experiment: Experiment, net: Topology, folder: Path | None) -> Topology:
@@ -186,18 +178,6 @@ def named_after_tables(experiment: Experiment, net: Topology, folder: Path | Non
 
 def _place(data: DataSettings, folder: Path | None) -> Path:
     return user_file(data.name.removeprefix(NAMES_A_TABLE), folder)
-
-
-def _folder(place: Path) -> Path:
-    if not place.is_dir():
-        raise InputError(
-            f"{place} is not a folder", 'with partition = "tables" every node has a table there', "check data.name"
-        )
-    return place
-
-
-def _count_rows(path: Path) -> int:
-    return len(next(iter(read_cells(path).values())))
 
 
 def read_table_dataset(data: DataSettings, folder: Path | None) -> Dataset:
@@ -232,43 +212,34 @@ def tables_of_nodes(
     where = _place(data, folder) if is_folder_of_tables(data) else folder
     columns = read_columns(data.columns, where or Path(), "data")
     if tables is None:
-        tables = _read_tables(where, shards, columns)
+        if where is None:
+            raise InputError(
+                "data.name = tables and no folder", f"it holds a table for each node, such as {next(iter(shards))}.csv",
+                f"give --data DIR or set {FOLDER}",
+            )  # fmt: skip
+        tables = {name: read_table(find_table(where, name), columns) for name in shards}
     return join_tables(columns, shards, tables, seed)
 
 
 def _checked_shards(data: DataSettings, names: tuple[str, ...] | None) -> dict[str, int]:
     """The declared rows of each node, in the order of nodes."""
-    if names is None or data.shards is None:
+    shards = data.shards
+    if names is None or shards is None:
         raise InputError(
             f"data.name = {data.name} without the rows of each node",
             "every node has a table of its own, and declared rows",
             "name the nodes (topology.graph = edges:Hill--Mercy), and give data.shards for each name",
         )
-    odd = next((name for name in (*names, *data.shards) if (name in names) != (name in data.shards)), None)
-    if odd is not None:
+    for odd in (name for name in (*names, *shards) if (name in names) != (name in shards)):
         known = f"nodes are {', '.join(names[:8])}{', ...' if names[8:] else ''}"
         what = f"no table or rows for node {odd!r:.60}" if odd in names else f"{odd!r:.60} is no node of the graph"
         raise InputError(f"{data.name}: {what}", known, "give every node the table of its name")
-    few = next((name for name, rows in data.shards.items() if rows < 1), None)
-    if few is not None:
-        raise InputError(f"data.shards.{few} = {data.shards[few]}", "every node has at least one row", "correct it")
-    return {name: data.shards[name] for name in names}
+    for few in (name for name, rows in shards.items() if rows < 1):
+        raise InputError(f"data.shards.{few} = {shards[few]}", "every node has at least one row", "correct it")
+    return {name: shards[name] for name in names}
 
 
-def _read_tables(folder: Path | None, names: Mapping[str, int], columns: Columns) -> dict[str, Table]:
-    if folder is None:
-        raise InputError(
-            "data.name = tables and no folder", f"it holds a table for each node, such as {next(iter(names))}.csv",
-            f"give --data DIR or set {FOLDER}",
-        )  # fmt: skip
-    return {name: read_table(find_table(folder, name), columns) for name in names}
-
-
-def check_no_columns(data: DataSettings) -> None:
-    """Refuse settings that are about tables, where the data is something else."""
-    for key in ("columns", "shards"):
-        if getattr(data, key) is not None:
-            raise InputError(f"data.{key} with {data.name}", "it is only for tables", "leave it out")
+# --- planning ---------------------------------------------------------------------------------------------------------
 
 
 def planned_question(experiment: Experiment, data: Path | None = None, epsilon: float | None = None) -> Question:
@@ -292,11 +263,6 @@ def planned_question(experiment: Experiment, data: Path | None = None, epsilon: 
         graph=net.graph, rounds=training.rounds, epsilon=target, delta=privacy.delta, dimension=built.layout.size,
         records=tuple(len(rows) for rows in found.shards.indices), view=privacy.view,
         final_models=privacy.and_final_models, adjacency=privacy.adjacency,
-        participation=_participation(training.batch), weights=experiment.topology.weights,
-        colluders=privacy.colluders or 1, weigh_nodes=training.weigh_nodes,
+        participation="every" if training.batch == "full" else training.batch.removeprefix("cycle:"),
+        weights=experiment.topology.weights, colluders=privacy.colluders or 1, weigh_nodes=training.weigh_nodes,
     )  # fmt: skip
-
-
-def _participation(batch: str) -> str:
-    """How records take part where they come in such batches, as plans call it."""
-    return "every" if batch == "full" else batch.removeprefix("cycle:")
