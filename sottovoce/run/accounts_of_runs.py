@@ -22,12 +22,12 @@ from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.views import View, everyone, parse_view, with_final_models
 from sottovoce.run.fingerprint import public_fingerprint
 from sottovoce.run.finished_run import accountant_of
-from sottovoce.run.layout import RunFiles, noise_check
-from sottovoce.run.privacy_document import PrivacyDocument, contradictions
+from sottovoce.run.layout import noise_check
+from sottovoce.run.privacy_document import contradictions
 from sottovoce.run.privacy_report import unlike_settings
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant, published_models
-from sottovoce.run.run_documents import damaged_run
-from sottovoce.support.config import Experiment, parse_experiment
+from sottovoce.run.run_documents import BegunRun, read_begun_run
+from sottovoce.support.config import Experiment
 from sottovoce.support.json_numbers import JSON, to_json
 from sottovoce.support.threads import one_thread
 
@@ -63,27 +63,22 @@ def ask_about_run(
     be one of this version. Nothing of the run's rows is used but their number. `data` has files that settings name.
     Delta is the run's own unless given.
     """
-    files = RunFiles(folder)
-    settings = files.document(files.config) if folder.is_dir() else None
-    stated = None if settings is None else files.document(files.privacy)
-    if settings is None or stated is None:
-        raise InputError(f"{folder}: no run", "a run has config.json and privacy.json", "give runs/NAME of sotto run")
-    experiment = parse_experiment(settings, str(files.config))
+    files, experiment, stated, _ = read_begun_run(folder)
     accountant = accountant_of(files, experiment, data)
-    if stated.get("fingerprint") != public_fingerprint(experiment, accountant.training_run):
+    run = accountant.training_run
+    if stated.get("fingerprint") != public_fingerprint(experiment, run):
         raise InputError(
             f"{folder}: its figures are not those of these settings and this version",
             "only a run that this version would repeat can be accounted for", "run it again",
         )  # fmt: skip
-    if not accountant.training_run.clipped:
+    if not run.clipped:
         raise Unaccountable(UNCLIPPED)
     which = parse_final_models(final_models)
     if which is FinalModels.NONE:
-        which = published_models(accountant.training_run, experiment.privacy.and_final_models)
-    adversary = with_final_models(parse_view(view, labels=accountant.training_run.topology.names), which)
-    wanted_delta = experiment.privacy.delta if delta is None else delta
-    sampled = _learned_by_everyone(accountant, which, wanted_delta)
-    return AskedView(folder, experiment, accountant, accountant.account(adversary), wanted_delta, sampled)
+        which = published_models(run, experiment.privacy.and_final_models)
+    account = accountant.account(with_final_models(parse_view(view, labels=run.topology.names), which))
+    delta = experiment.privacy.delta if delta is None else delta
+    return AskedView(folder, experiment, accountant, account, delta, _learned_by_everyone(accountant, which, delta))
 
 
 def _learned_by_everyone(accountant: RunAccountant, which: FinalModels, delta: float) -> PrivacyFigure | None:
@@ -131,54 +126,56 @@ class JointAccount:
     note: str | None
 
 
-@dataclass(frozen=True, eq=False)
-class _Run:
-    folder: Path
-    experiment: Experiment
-    privacy: PrivacyDocument
-
-    @property
-    def headline(self) -> tuple[PrivacyFigure, Loss]:
-        """The figure against everyone, and what it is made of."""
-        if self.privacy.headline.proves_nothing or self.privacy.loss is None:
-            raise Unaccountable(
-                f"{self.folder}: nothing is proven for this run, so nothing is proven for all of them together"
-            )
-        return self.privacy.headline, self.privacy.loss
-
-    def against(self, view: View) -> tuple[PrivacyFigure, Loss] | None:
-        """The figure against another view; None where there is none."""
-        found = next((one.headline for one in self.privacy.views if one.view == view), None)
-        return None if found is None or found.mu is None or found.proves_nothing else (found, GaussianLoss(found.mu))
-
-    @property
-    def nodes(self) -> tuple[object, ...]:
-        """What decides which node holds which rows."""
-        data = self.experiment.data
-        return data, self.experiment.seed if data.seed is None else None, self.experiment.topology.graph
-
-
 def joint_account(folders: Sequence[Path], delta: float, *, data: Path | None = None) -> JointAccount:
     """Account for runs together, finished or not: of each, what its planned end costs.
 
     Figures that the settings of a run do not give are refused, and so are runs that drew the same noise. `data` has
     files that settings name.
     """
-    runs = [_read(folder) for folder in dict.fromkeys(folders)]
+    runs = [read_begun_run(folder) for folder in dict.fromkeys(folders)]
     _require_own_noise(runs)
     for run in runs:
         _require_true_figures(run, data)
-    same = len({repr(run.nodes) for run in runs}) == 1
-    everyone = _joint(views.everyone(), [run.headline for run in runs])
+    same = len({repr(_nodes(run.experiment)) for run in runs}) == 1
+    everyone = _joint(views.everyone(), [_headline(run) for run in runs])
     others = list(_of_views(runs)) if same else []
     covers = Coverage.common(run.privacy.covers or NAMED_ONLY for run in runs)
     if covers.everyone:
         others = [_at_most(one, everyone, delta) for one in others]
     records = any(run.privacy.adjacency == Adjacency.RECORD for run in runs)
     return JointAccount(
-        tuple(run.folder for run in runs), Adjacency.RECORD if records else Adjacency.USER,
+        tuple(run.files.folder for run in runs), Adjacency.RECORD if records else Adjacency.USER,
         (everyone, *others), covers, None if same else OTHER_NODES,
     )  # fmt: skip
+
+
+def _nodes(experiment: Experiment) -> tuple[object, ...]:
+    """What decides which node holds which rows."""
+    return experiment.data, experiment.seed if experiment.data.seed is None else None, experiment.topology.graph
+
+
+def _headline(run: BegunRun) -> tuple[PrivacyFigure, Loss]:
+    """The figure against everyone, and what it is made of."""
+    if run.privacy.headline.proves_nothing or run.privacy.loss is None:
+        raise Unaccountable(
+            f"{run.files.folder}: nothing is proven for this run, so nothing is proven for all of them together"
+        )
+    return run.privacy.headline, run.privacy.loss
+
+
+def _of_views(runs: Sequence[BegunRun]) -> Iterator[JointFigure]:
+    """The figures of views that all runs have, but that of everyone."""
+    each = [
+        {
+            one.view: (one.headline, GaussianLoss(one.headline.mu))
+            for one in run.privacy.views
+            if one.headline.mu is not None and not one.headline.proves_nothing
+        }
+        for run in runs
+    ]
+    for view in each[0]:
+        if view != views.everyone() and all(view in headlines for headlines in each):
+            yield _joint(view, [headlines[view] for headlines in each])
 
 
 def _joint(view: View, found: Sequence[tuple[PrivacyFigure, Loss]]) -> JointFigure:
@@ -189,39 +186,6 @@ def _joint(view: View, found: Sequence[tuple[PrivacyFigure, Loss]]) -> JointFigu
     )  # fmt: skip
 
 
-def _of_views(runs: Sequence[_Run]) -> Iterator[JointFigure]:
-    """The figures of views that all runs have, but that of everyone."""
-    for view in (one.view for one in runs[0].privacy.views if one.view != views.everyone()):
-        found = [pair for run in runs if (pair := run.against(view)) is not None]
-        if len(found) == len(runs):
-            yield _joint(view, found)
-
-
-def _require_true_figures(run: _Run, data: Path | None) -> None:
-    found = contradictions(run.experiment, run.privacy)
-    if not found:
-        files = RunFiles(run.folder)
-        accountant = accountant_of(files, run.experiment, data)
-        found = unlike_settings(files.document(files.privacy) or {}, accountant, run.experiment, every_view=True)
-    if found:
-        raise InputError(
-            f"{run.folder}: {found[0]}", "guarantees follow from the settings", "restore the file, or leave the run out"
-        )
-
-
-def _require_own_noise(runs: Sequence[_Run]) -> None:
-    """Refuse two runs with one noise key: what both sent, subtracted, has no noise. A copy of a run tells nothing."""
-    seen: dict[str, _Run] = {}
-    for run in runs:
-        key = noise_check(RunFiles(run.folder), run.experiment)
-        other = run if key is None else seen.setdefault(key, run)
-        if other.experiment != run.experiment:
-            raise Unaccountable(
-                f"{run.folder}: its noise key is that of {other.folder}, and subtracting the messages of two runs "
-                "with the same noise removes it"
-            )
-
-
 def _at_most(one: JointFigure, everyone: JointFigure, delta: float) -> JointFigure:
     """A figure of some view, or that of everyone where it is smaller: it alone counts on sampling."""
     covered = everyone.final_models is FinalModels.ALL or one.view.final_models is FinalModels.NONE
@@ -230,13 +194,26 @@ def _at_most(one: JointFigure, everyone: JointFigure, delta: float) -> JointFigu
     return one
 
 
-def _read(folder: Path) -> _Run:
-    files = RunFiles(folder)
-    settings = files.document(files.config) if folder.is_dir() else None
-    privacy = None if settings is None else files.document(files.privacy)
-    if settings is None or privacy is None:
-        raise InputError(f"{folder}: no run", "a run has config.json and privacy.json", "give runs/NAME of sotto run")
-    try:
-        return _Run(folder, parse_experiment(settings, str(files.config)), PrivacyDocument.read(privacy))
-    except (KeyError, TypeError) as error:
-        raise damaged_run(folder) from error
+def _require_true_figures(run: BegunRun, data: Path | None) -> None:
+    found = contradictions(run.experiment, run.privacy)
+    if not found:
+        accountant = accountant_of(run.files, run.experiment, data)
+        found = unlike_settings(run.stated, accountant, run.experiment, every_view=True)
+    if found:
+        raise InputError(
+            f"{run.files.folder}: {found[0]}", "guarantees follow from the settings",
+            "restore the file, or leave the run out",
+        )  # fmt: skip
+
+
+def _require_own_noise(runs: Sequence[BegunRun]) -> None:
+    """Refuse two runs with one noise key: what both sent, subtracted, has no noise. A copy of a run tells nothing."""
+    seen: dict[str, BegunRun] = {}
+    for run in runs:
+        key = noise_check(run.files, run.experiment)
+        other = run if key is None else seen.setdefault(key, run)
+        if other.experiment != run.experiment:
+            raise Unaccountable(
+                f"{run.files.folder}: its noise key is that of {other.files.folder}, and subtracting the messages of "
+                "two runs with the same noise removes it"
+            )

@@ -35,9 +35,9 @@ from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.privacy_report import unlike_settings
 from sottovoce.run.recording import Messages, read_recording
 from sottovoce.run.run_accountant import RunAccountant
-from sottovoce.run.run_documents import FILE, RunDocuments, read_runs, recorded_graph, unfinished_run
+from sottovoce.run.run_documents import FILE, RunDocuments, read_begun_run, read_runs, recorded_graph, unfinished_run
 from sottovoce.run.training_run import TrainingRun, average_model
-from sottovoce.support.config import DataSettings, Document, Experiment, parse_experiment
+from sottovoce.support.config import Document, Experiment
 from sottovoce.support.files import explaining, inside
 from sottovoce.support.npz import read_npz
 from sottovoce.tracing.tracer import trace
@@ -107,22 +107,17 @@ def open_run(folder: Path, data: Path | None = None, *, own: bool = False) -> Fi
 
 def open_doubted_run(folder: Path, data: Path | None = None, *, own: bool = False) -> FinishedRun:
     """The same, whatever its files say: what does not fit its settings is in `foreign`."""
-    files = RunFiles(folder)
-    settings = files.document(files.config) if folder.is_dir() else None
-    if settings is None:
-        raise InputError(f"{folder}: no run", "the folder of a run has a config.json", "give runs/NAME of sotto run")
+    files, experiment, stated, _ = read_begun_run(folder)
     if not files.result.exists():
         raise unfinished_run(folder)
-    experiment = parse_experiment(settings, str(files.config))
-    privacy = files.document(files.privacy)
     has_key = files.noise_key.exists()
     training_run = build_run(buildable(experiment, data, own=own), data, recorded_graph(files, experiment))
     digest = fingerprint(experiment, training_run)
     foreign = []
     for check in (
-        lambda: check_own_code(privacy or {}, experiment, folder),
+        lambda: check_own_code(stated, experiment, folder),
         lambda: load(files.checkpoint, training_run, digest),
-        lambda: _check_public(files, privacy, public_fingerprint(experiment, training_run)),
+        lambda: _check_public(files, stated, public_fingerprint(experiment, training_run)),
         lambda: read_noise_key(files, experiment, digest) if has_key else None,
     ):
         try:
@@ -132,14 +127,13 @@ def open_doubted_run(folder: Path, data: Path | None = None, *, own: bool = Fals
     if has_key and not foreign:
         training_run = training_run.keyed(read_noise_key(files, experiment, digest))
     return FinishedRun(
-        folder, data, own, experiment, training_run, privacy or {}, digest, has_key and not foreign, tuple(foreign)
+        folder, data, own, experiment, training_run, stated, digest, has_key and not foreign, tuple(foreign)
     )
 
 
-def _check_public(files: RunFiles, privacy: Document | None, public: str) -> None:
-    if privacy is None or privacy["fingerprint"] != public:
-        what = "not there" if privacy is None else "of another run"
-        raise InputError(f"{files.privacy}: {what}", "it holds the guarantees of the run", "run again")
+def _check_public(files: RunFiles, stated: Document, public: str) -> None:
+    if stated["fingerprint"] != public:
+        raise InputError(f"{files.privacy}: of another run", "it holds the guarantees of the run", "run again")
 
 
 def accountant_of(files: RunFiles, experiment: Experiment, data: Path | None) -> RunAccountant:
@@ -158,8 +152,7 @@ def accountant_of(files: RunFiles, experiment: Experiment, data: Path | None) ->
 def stored_headline_unlike_settings(folder: Path, experiment: Experiment, data: Path | None) -> list[str]:
     """Where the headline of a run's folder is not what its settings give; only files that may be handed on are read."""
     files = RunFiles(folder)
-    accountant = accountant_of(files, experiment, data)
-    stated = files.document(files.privacy) or {}
+    accountant, stated = accountant_of(files, experiment, data), files.document(files.privacy) or {}
     found = unlike_settings(stated, accountant, experiment)
     if stated.get("fingerprint") != public_fingerprint(experiment, accountant.training_run):
         found.append("privacy.json: its fingerprint is not that of these settings, this graph and this version")
@@ -172,41 +165,30 @@ def buildable(experiment: Experiment, data: Path | None, *, own: bool = False, w
     A run whose settings name a key stays one that can be repeated, which its guarantees say. Without rows, tables of
     nodes are not looked for. Whoever looks at a run needs no device that it was trained on.
     """
-    found = experiment if own else with_named_files(experiment, data, with_rows=with_rows)
+    found = experiment if own else _with_named_files(experiment, data, with_rows=with_rows)
     at_home = {"machine": found.machine.model_copy(update={"device": CPU.type})}
     key = {"noise_key": NoiseKey.fresh().hexadecimal} if found.noise_key == IN_FILE else {}
     return found.model_copy(update={**at_home, **key})
 
 
-def with_named_files(experiment: Experiment, data: Path | None, *, with_rows: bool = True) -> Experiment:
+def _with_named_files(experiment: Experiment, data: Path | None, *, with_rows: bool) -> Experiment:
     """Settings whose files are those of their names in the folder that the user gives, or SOTTOVOCE_DATA.
 
     Refuses settings with files where no folder has them. Without rows, no table is looked for.
     """
-    name, correlation = experiment.data.name, experiment.algorithm.settings.get("correlation")
-    changes: dict[str, object] = {}
-    if name.startswith(FILE):
-        found = FILE + str(_named_file(name.removeprefix(FILE), "data.name", data))
-        changes["data"] = experiment.data.model_copy(update={"name": found})
-    if name.startswith(NAMES_A_TABLE):
-        changes["data"] = _with_named_tables(experiment.data, data, with_rows)
+    settings, correlation = experiment.data, experiment.algorithm.settings.get("correlation")
+    named, algorithm = {}, experiment.algorithm
+    for kind, is_looked_for in ((FILE, True), (NAMES_A_TABLE, with_rows)):
+        if settings.name.startswith(kind) and is_looked_for:
+            is_folder = is_folder_of_tables(settings)
+            place = _named_file(settings.name.removeprefix(kind), "data.name", data, is_folder=is_folder)
+            named["name"] = kind + str(place)
+    if settings.name.startswith(NAMES_A_TABLE) and isinstance(settings.columns, str):
+        named["columns"] = str(_named_file(settings.columns, "data.columns", data).absolute())
     if isinstance(correlation, str):
         path = str(_named_file(correlation, "algorithm.correlation", data))
-        changes["algorithm"] = type(experiment.algorithm)(
-            name=experiment.algorithm.name, **(experiment.algorithm.settings | {"correlation": path})
-        )
-    return experiment.model_copy(update=changes) if changes else experiment
-
-
-def _with_named_tables(settings: DataSettings, data: Path | None, with_rows: bool) -> DataSettings:
-    found = {}
-    if with_rows:
-        is_folder = is_folder_of_tables(settings)
-        place = _named_file(settings.name.removeprefix(NAMES_A_TABLE), "data.name", data, is_folder=is_folder)
-        found["name"] = NAMES_A_TABLE + str(place)
-    if isinstance(settings.columns, str):
-        found["columns"] = str(_named_file(settings.columns, "data.columns", data).absolute())
-    return settings.model_copy(update=found)
+        algorithm = type(algorithm)(name=algorithm.name, **(algorithm.settings | {"correlation": path}))
+    return experiment.model_copy(update={"data": settings.model_copy(update=named), "algorithm": algorithm})
 
 
 def _named_file(path: str, setting: str, data: Path | None, *, is_folder: bool = False) -> Path:
@@ -252,15 +234,13 @@ def open_final_model(
     The run's headline is computed anew. A model that it does not cover is refused, unless `uncovered` says that it is
     wanted all the same. `data` has the files that settings name.
     """
-    if not RunFiles(folder).config.exists():
-        raise InputError(f"{folder}: no run", "the folder of a run has a config.json", "give runs/NAME of sotto run")
-    run, files = read_runs([folder])[0], RunFiles(folder)
-    accountant = accountant_of(files, run.experiment, data)
-    different = unlike_settings(files.document(files.privacy) or {}, accountant, run.experiment)
+    files, experiment, stated, _ = read_begun_run(folder)
+    run = read_runs([folder])[0]
+    accountant = accountant_of(files, experiment, data)
+    different = unlike_settings(stated, accountant, experiment)
     if different:
         raise InputError(f"{folder}: {different[0]}", "guarantees follow from the settings", "run it again")
-    training_run = accountant.training_run
-    member = run.result.get("member")
+    training_run, member = accountant.training_run, run.result.get("member")
     if member is not None:
         found = FinalModel(run, training_run, _member_model(files, training_run, member, node), member)
     else:
@@ -271,7 +251,7 @@ def open_final_model(
 
 
 def _simulated(run: RunDocuments, files: RunFiles, training_run: TrainingRun, node: str | None) -> FinalModel:
-    facts = read_private_facts(files)
+    facts, n = read_private_facts(files), training_run.topology.n
     if facts is None or not files.checkpoint.exists():
         raise InputError(
             f"{files.folder}: no checkpoint with its private.json", "models are in these private files of a run",
@@ -282,8 +262,8 @@ def _simulated(run: RunDocuments, files: RunFiles, training_run: TrainingRun, no
         return FinalModel(run, training_run, average_model(training_run, state), None)
     names = training_run.topology.names
     number = node_number(node, names)
-    if not 0 <= number < training_run.topology.n:
-        raise InputError(f"--node {node}", f"nodes are 0 to {training_run.topology.n - 1}", "name one of them")
+    if not 0 <= number < n:
+        raise InputError(f"--node {node}", f"nodes are 0 to {n - 1}", "name one of them")
     return FinalModel(run, training_run, training_run.models(state)[number], names[number] if names else str(number))
 
 
@@ -300,11 +280,9 @@ def _member_model(files: RunFiles, training_run: TrainingRun, member: str, node:
 
 
 def _why_uncovered(found: FinalModel) -> str:
-    whose = "the average model" if found.node is None else f"the model of {found.node}"
-    headline = found.run.privacy.headline
-    if math.isinf(headline.epsilon):
+    whose, wanted = ("the average model", "average") if found.node is None else (f"the model of {found.node}", "all")
+    if math.isinf(found.run.privacy.headline.epsilon):
         return f"no privacy figure is proven for this run, so none covers {whose}; add --uncovered to export it anyway"
-    wanted = "average" if found.node is None else "all"
     return (
         f"{found.run.privacy.algorithm}: the figure of this run does not cover {whose} once it is published; run again "
         f'with privacy.and_final_models = "{wanted}", or add --uncovered to export it anyway'

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -137,18 +138,41 @@ def _natural_order(path: Path) -> list[tuple[float, str]]:
     return [(float(part), "") if part[:1].isdigit() else (math.inf, part) for part in parts]
 
 
-def read_doubted_run(folder: Path) -> RunDocuments:
-    """One run, whatever its lines of metrics are."""
+class BegunRun(NamedTuple):
+    """What a run states before its first round; `stated` is its `privacy.json`, `privacy` what that says."""
+
+    files: RunFiles
+    experiment: Experiment
+    stated: Document
+    privacy: PrivacyDocument
+
+
+def read_begun_run(folder: Path) -> BegunRun:
+    """One run, finished or not."""
     files = RunFiles(folder)
-    result, privacy = files.document(files.result), files.document(files.privacy)
-    if result is None or privacy is None:
+    settings = files.document(files.config) if folder.is_dir() else None
+    stated = None if settings is None else files.document(files.privacy)
+    if settings is None or stated is None:
+        raise InputError(
+            f"{folder}: no run",
+            "the folder of a run has a config.json and a privacy.json",
+            "give runs/NAME of sotto run",
+        )
+    try:
+        return BegunRun(files, parse_experiment(settings, str(files.config)), stated, PrivacyDocument.read(stated))
+    except (KeyError, TypeError) as error:
+        raise damaged_run(folder) from error
+
+
+def read_doubted_run(folder: Path) -> RunDocuments:
+    """One finished run, whatever its lines of metrics are."""
+    files, experiment, _, privacy = read_begun_run(folder)
+    result = files.document(files.result)
+    if result is None:
         raise unfinished_run(folder)
-    experiment = parse_experiment(files.document(files.config) or {}, str(files.config))
-    lines = files.lines()
     attacks, audit = (files.document(path) or {} for path in (files.attack, files.audit))
-    graph = recorded_graph(files, experiment)
-    stated, baselines = PrivacyDocument.read(privacy), files.document(files.baselines)
-    return RunDocuments(folder, experiment, stated, result, lines, attacks, audit, graph, baselines)
+    graph, baselines = recorded_graph(files, experiment), files.document(files.baselines)
+    return RunDocuments(folder, experiment, privacy, result, files.lines(), attacks, audit, graph, baselines)
 
 
 def record_graph(files: RunFiles, experiment: Experiment, topology: Topology) -> None:
