@@ -83,6 +83,7 @@ def run_summary(run: RunDocuments, *, pairs: bool = True, without_noise: RunDocu
         "protects": protects(privacy.adjacency, "replace"),
         "bound": _sensitivity_sentence(privacy),
         "convexity": privacy.convexity,
+        "certificate": privacy.certificate,
         "not_covered": not_covered(privacy, of_member="member" in run.result),
         "over_rounds": [{"round": one.round, "epsilon": rounded(one.epsilon)} for one in privacy.over_rounds],
         "graph": graph,

@@ -78,7 +78,7 @@ class PrivacyDocument:
     `sigma` and `sensitivity` are lists where they differ from node to node; `sigma` is None without noise. `grid_step`
     is None where released values are on no grid; `loss` is what the headline is made of. `covers` says whom the
     headline covers, `final_models` which of these its adversaries see beside messages, `attackers` which single nodes
-    are accounted for.
+    are accounted for, and `certificate` what every round of the run is compared with.
     """
 
     algorithm: str
@@ -98,6 +98,7 @@ class PrivacyDocument:
     not_covered: tuple[NotCovered, ...]
     attackers: str
     convexity: str
+    certificate: str
     refusals: tuple[str, ...]
     loss: Loss | None
     over_rounds: tuple[EarlierEnd, ...]
@@ -108,7 +109,7 @@ class PrivacyDocument:
         """From JSON; a key that is missing is a `KeyError`."""
         plain = (
             "algorithm", "topology", "rounds", "sigma", "clipping", "adjacency", "participation", "delta", "convexity",
-            "grid_step", "attackers",
+            "certificate", "grid_step", "attackers",
         )  # fmt: skip
         sensitivity, covers, sampled, loss = (document[key] for key in ("sensitivity", "covers", "sampled", "loss"))
         try:

@@ -45,6 +45,7 @@ from sottovoce.support.json_numbers import JSON, to_json
 from sottovoce.support.progress import counted, next_counted
 from sottovoce.support.text import parse_json
 from sottovoce.support.threads import one_thread
+from sottovoce.tracing.certificate import what_is_checked
 from sottovoce.tracing.linear_system import LinearSystem
 
 STAGES = 20
@@ -262,6 +263,7 @@ class PrivacyReport:
             "over_rounds": self.over_rounds(),
             "sampled": None if self.sampled is None else self.sampled.document(),
             "convexity": self.convexity,
+            "certificate": what_is_checked(run.algorithm.compression, run.rounds),
             "refusals": list(self.refusals),
         }
 

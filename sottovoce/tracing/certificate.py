@@ -28,6 +28,7 @@ from scipy import sparse
 
 from sottovoce.core.algorithm import State, leaves
 from sottovoce.core.arrays import Plain, Rows, is_plain, is_torch, numpy_dtype, to_numpy
+from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import NoiseTerm
@@ -68,6 +69,13 @@ class Seen(NamedTuple):
     along: NDArray[np.float64]
     length: NDArray[np.float64]
     version: int | None
+
+
+def what_is_checked(compression: Compression, rounds: int) -> str:
+    """What the certificate of a run compares, as documents say it."""
+    messages = "messages" if isinstance(compression, Identity) else "messages before they are compressed"
+    when = f"all {rounds:,} rounds" if rounds > 1 else "its one round"
+    return f"checked in {when}: points, {messages}, states and final models are what was traced"
 
 
 class Certificate:

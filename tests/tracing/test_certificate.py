@@ -21,7 +21,7 @@ from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.topologies import Changing
 from sottovoce.core.transport import InProcess
 from sottovoce.errors import Diverged, Uncertified
-from sottovoce.tracing.certificate import Certificate
+from sottovoce.tracing.certificate import Certificate, what_is_checked
 from sottovoce.tracing.tracer import trace_all_maps
 from tests.cases import Case, cases, task
 from tests.selection import rest_slow
@@ -299,3 +299,10 @@ def test_ten_thousand_rounds_raise_no_false_alarm(dtype):
     for noise in (Independent(0.5), NoNoise(), CombinedNoise((Independent(0.5), Pairwise(2.0)))):
         built = Cheat(name="momentum", noise=noise, step_size=0.3)
         assert played(built, rounds=10_000, dtype=dtype, dimension=30) == 10_000
+
+
+def test_documents_say_what_is_compared_and_in_how_many_rounds():
+    plain, compressed = (what_is_checked(parse_compression(spec), 40) for spec in ("identity", "top:0.1"))
+    assert "all 40 rounds" in plain
+    assert "compressed" not in plain
+    assert "before they are compressed" in compressed

@@ -69,6 +69,7 @@ function drawGuarantees() {
   const notes = [
     run().bound,
     first(run().convexity) + ".",
+    first(run().certificate) + ".",
     ...(leakage()
       ? leakage()
           .refusals.slice(0, 1)
