@@ -22,7 +22,7 @@ import copy
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -257,67 +257,58 @@ class DrawnExamples(NamedTuple):
     weights: Tensor
 
 
+@dataclass(eq=False, repr=False)
 class Gradients:
     """What the loop calls in each round, and what the accountant needs to know about it.
 
     With `local_steps` a node takes so many steps of `step_size` by itself, one batch each, and releases the sum of
     their gradients, which is clipped as a whole or not at all. `nonfinite` counts gradients left out so far because
     they were not finite. Where nodes are weighed by size, each releases its gradient times the number of its records
-    over their mean, as FedAvg weighs its clients: the average over nodes is that over records.
+    over their mean, as FedAvg weighs its clients: the average over nodes is that over records. Rows are those of some
+    `nodes`, or of all.
     """
 
-    def __init__(
-        self,
-        job: Task,
-        drawn: Batches,
-        clip: Clipping,
-        local_steps: int = 1,
-        step_size: float | None = None,
-        weigh_nodes: str = "equal",
-    ) -> None:
-        drawn.node_weights(weigh_nodes)  # refuses other words
-        if drawn.nodes != len(job.shards.indices):
+    task: Task
+    batches: Batches
+    clipping: Clipping
+    local_steps: int = 1
+    step_size: float | None = None
+    weigh_nodes: str = "equal"
+    nodes: NDArray[np.intp] | None = None
+    nonfinite: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.batches.node_weights(self.weigh_nodes)  # refuses other words
+        there = len(self.task.shards.indices)
+        if self.batches.nodes != there:
+            raise InputError(f"batches for {self.batches.nodes} nodes", f"the task has {there}", "use its shards")
+        if self.local_steps < 1 or (self.local_steps > 1) != (self.step_size is not None):
             raise InputError(
-                f"batches for {drawn.nodes} nodes", f"the task has {len(job.shards.indices)}", "use its shards"
-            )
-        if local_steps < 1 or (local_steps > 1) != (step_size is not None):
-            raise InputError(
-                f"{local_steps} local steps with step size {step_size}",
+                f"{self.local_steps} local steps with step size {self.step_size}",
                 "several local steps need a step size",
                 "give both",
             )
-        if local_steps > 1 and clip.by_example:
+        if self.local_steps > 1 and self.clipping.by_example:
             raise InputError(
-                f"{local_steps} local steps with {clip.kind} clipping",
+                f"{self.local_steps} local steps with {self.clipping.kind} clipping",
                 "a record moves the points of later steps, and with them the gradients of all records",
                 "use one local step, or whole-gradient clipping",
             )
-        self.task, self.batches, self.clipping = job, drawn, clip
-        self.local_steps, self.step_size, self.weigh_nodes = local_steps, step_size, weigh_nodes
-        self.nodes = np.arange(drawn.nodes)
-        self.nonfinite = 0
+        self._nodes = np.arange(there) if self.nodes is None else self.nodes
         self._memory = threading.local()
 
     def hosted(self, nodes: NDArray[np.intp]) -> Gradients:
         """The gradients of some nodes alone, with their data alone: the same batches, by the same keys."""
         job = self.task.hosted(nodes)
-        drawn = replace(self.batches, shards=job.shards.indices)
-        return self._like(job, drawn, nodes)
+        return replace(self, task=job, batches=replace(self.batches, shards=job.shards.indices), nodes=nodes)
 
     def keyed(self, key: RandomSource) -> Gradients:
         """The same with batches that are drawn from this key."""
-        return self._like(self.task, replace(self.batches, key=key), self.nodes)
+        return replace(self, batches=replace(self.batches, key=key))
 
     def unweighed(self) -> Gradients:
         """The same with nodes that count alike."""
-        found = self._like(self.task, self.batches, self.nodes)
-        found.weigh_nodes = "equal"
-        return found
-
-    def _like(self, job: Task, drawn: Batches, nodes: NDArray[np.intp]) -> Gradients:
-        found = Gradients(job, drawn, self.clipping, self.local_steps, self.step_size, self.weigh_nodes)
-        found.nodes = nodes
-        return found
+        return replace(self, weigh_nodes="equal")
 
     @property
     def node_weights(self) -> NDArray[np.float64]:
@@ -329,7 +320,7 @@ class Gradients:
         found = self._unweighted(round, points)
         if self.weigh_nodes == "equal":
             return found
-        return found * torch.from_numpy(self.node_weights[self.nodes]).to(found).unsqueeze(1)
+        return found * torch.from_numpy(self.node_weights[self._nodes]).to(found).unsqueeze(1)
 
     def _unweighted(self, round: int, points: Tensor) -> Tensor:
         """The same before nodes are weighed: blocks of nodes, each through all steps while it is in the cache."""
@@ -353,8 +344,8 @@ class Gradients:
     def _examples(self, round: int) -> DrawnExamples:
         """The batches of all nodes here, in all steps of a round."""
         first, device = round * self.local_steps, self.task.device
-        drawn = self.batches.draw_several(range(first, first + self.local_steps), self.nodes.tolist())
-        weights = torch.from_numpy(drawn.present / self.batches.divisors[self.nodes, None])
+        drawn = self.batches.draw_several(range(first, first + self.local_steps), self._nodes.tolist())
+        weights = torch.from_numpy(drawn.present / self.batches.divisors[self._nodes, None])
         return DrawnExamples(torch.from_numpy(drawn.rows).to(device), weights.to(device, self.task.dtype))
 
     def _at_once(self, points: Tensor, drawn: DrawnExamples) -> int:
