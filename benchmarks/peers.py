@@ -28,8 +28,15 @@ from sottovoce.federation.identity import Identity, create_identity, load_identi
 from sottovoce.federation.link_rules import LinkRules, PayloadRule
 from sottovoce.federation.member import Member
 from sottovoce.federation.rehearsal import free_ports
-from sottovoce.federation.secure_grpc import CHUNK, grpc
-from sottovoce.federation.tls import acceptor_credentials, dialler_credentials, dials, name_option, recognise
+from sottovoce.federation.secure_grpc import (
+    CHUNK,
+    acceptor_credentials,
+    dialler_credentials,
+    dials,
+    grpc,
+    name_option,
+    recognise,
+)
 from sottovoce.ledger.payloads import Payloads, Place
 
 PATIENCE, MANY = 120.0, 10**6

@@ -25,7 +25,7 @@ from sottovoce.core.discrete_gaussians import draw_discrete_gaussians
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.pair_masks import PairMasks, pair_key
 from sottovoce.core.sum_grid import sum_grid
-from sottovoce.federation.masked_sums import MaskedSums
+from sottovoce.federation.link_rules import MaskedSums
 from sottovoce.federation.rehearsal import rehearse
 from sottovoce.ledger.payloads import Place
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 
-from sottovoce.federation.clock import Clock
 from sottovoce.federation.frames import MemberNumber
-from sottovoce.federation.links import Links
+from sottovoce.federation.links import Clock, Links
 from sottovoce.ledger.payloads import Place
 
 MISSES = 2

@@ -39,8 +39,16 @@ from sottovoce.federation.grpc_links import CLOCK, GrpcLinks, version_in
 from sottovoce.federation.identity import TIME_REMEDY, Identity, time_problem
 from sottovoce.federation.link_rules import LinkRules, PayloadRule
 from sottovoce.federation.member import Member
-from sottovoce.federation.secure_grpc import LinkSettings, grpc
-from sottovoce.federation.tls import CHECK, COMPARE, VERSION, dialler_credentials, method_path, name_option
+from sottovoce.federation.secure_grpc import (
+    CHECK,
+    COMPARE,
+    VERSION,
+    LinkSettings,
+    dialler_credentials,
+    grpc,
+    method_path,
+    name_option,
+)
 from sottovoce.ledger.payloads import FIRST
 
 DIRECT = LinkSettings()

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from sottovoce._version import __version__
 from sottovoce.federation.frames import VERSION as PROTOCOL
 from sottovoce.federation.frames import MemberNumber, Reason
-from sottovoce.federation.mailbox import Equivocation
+from sottovoce.federation.links import Equivocation
 from sottovoce.support.files import explaining, open_to_append
 from sottovoce.support.json_numbers import JSON
 from sottovoce.support.text import join_names, visible

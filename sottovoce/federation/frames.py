@@ -10,13 +10,12 @@ told them, over a connection on which both have shown their certificates.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from sottovoce._version import __version__
 from sottovoce.errors import SottovoceError
@@ -81,7 +80,7 @@ MESSAGES = (Kind.MESSAGE, Kind.MASKED)
 class Frame:
     """One frame. `place` is that of the message or of what is acknowledged; otherwise where the sender stands.
 
-    `digest` is the SHA-256 of a message that was received. `tag` comes with a message, and goes back with its receipt.
+    `tag` comes with a message, and goes back with its receipt.
     Messages of secure sums are masked, and of a kind of their own: neither is taken for the other. Who is absent stands
     at the next place at which it will send something, and names the first one at which it does not.
     """
@@ -92,7 +91,6 @@ class Frame:
     kind: Kind
     payload: bytes = b""
     tag: bytes = NO_TAG
-    digest: bytes | None = field(default=None, compare=False)
 
     def header(self) -> bytes:
         """The bytes before the payload."""
@@ -102,16 +100,6 @@ class Frame:
     def encode(self) -> bytes:
         """The bytes that travel."""
         return self.header() + self.payload
-
-
-class Header(NamedTuple):
-    """What a frame says before its payload, once that was checked."""
-
-    kind: Kind
-    place: Place
-    sender: MemberNumber
-    length: int
-    tag: bytes
 
 
 @dataclass(frozen=True)
@@ -148,30 +136,6 @@ def receipt_in(frame: Frame) -> Receipt:
     return Receipt(frame.place, frame.payload, frame.tag)
 
 
-class _Unfinished:
-    """A frame whose header is here. What arrives of a message is hashed while the rest is under way."""
-
-    def __init__(self, header: Header) -> None:
-        self._header, self.missing = header, header.length
-        self._parts: list[memoryview] = []
-        self._hash = hashlib.sha256() if header.kind in MESSAGES else None
-
-    def take(self, chunk: memoryview) -> memoryview:
-        """Add what belongs to this frame; returns the rest."""
-        part = chunk[: self.missing]
-        self._parts.append(part)
-        self.missing -= len(part)
-        if self._hash is not None:
-            self._hash.update(part)
-        return chunk[len(part) :]
-
-    def frame(self, agreement: bytes) -> Frame:
-        """The frame, which is whole."""
-        kind, place, sender, _, tag = self._header
-        digest = None if self._hash is None else self._hash.digest()
-        return Frame(agreement, place, sender, kind, b"".join(self._parts), tag, digest)
-
-
 class FrameReader:
     """Puts the frames of one connection together from chunks of any size.
 
@@ -184,26 +148,24 @@ class FrameReader:
         self._lengths = {
             message_kind: message_length, Kind.ACKNOWLEDGEMENT: DIGEST, Kind.WAITING: 0, Kind.ABSENT: ABSENCE.size
         }  # fmt: skip
-        self._start = b""
-        self._current: _Unfinished | None = None
+        self._bytes = bytearray()
+        self._begun: tuple[Frame, int] | None = None
 
     def feed(self, chunk: bytes) -> list[Frame]:
         """The frames that are whole with this chunk; `Refused` ends the connection, which cannot be read further."""
-        rest, frames = memoryview(chunk), []
-        while rest:
-            if self._current is None:
-                missing = HEADER.size - len(self._start)
-                self._start, rest = self._start + rest[:missing], rest[missing:]
-                if len(self._start) < HEADER.size:
-                    break
-                self._current, self._start = _Unfinished(self._checked(self._start)), b""
-            rest = self._current.take(rest)
-            if self._current.missing == 0:
-                frames.append(self._current.frame(self._agreement))
-                self._current = None
+        self._bytes += chunk
+        frames: list[Frame] = []
+        while len(self._bytes) >= HEADER.size:
+            frame, end = self._begun = self._begun or self._checked(self._bytes[: HEADER.size])
+            if len(self._bytes) < end:
+                break
+            frames.append(replace(frame, payload=bytes(memoryview(self._bytes)[HEADER.size : end])))
+            del self._bytes[:end]
+            self._begun = None
         return frames
 
-    def _checked(self, header: bytes) -> Header:
+    def _checked(self, header: bytes | bytearray) -> tuple[Frame, int]:
+        """A frame without its payload, and how many bytes it has with it."""
         magic, version, kind, agreement, round, step, sender, length, tag = HEADER.unpack(header)
         if magic != MAGIC:
             raise Refused(Reason.FORMAT)
@@ -217,7 +179,7 @@ class FrameReader:
             raise Refused(Reason.FORMAT)
         if not self._fits(Kind(kind), length):
             raise Refused(Reason.LENGTH)
-        return Header(Kind(kind), Place(round, step), sender, length, tag)
+        return Frame(agreement, Place(round, step), sender, Kind(kind), tag=tag), HEADER.size + length
 
     def _fits(self, kind: Kind, length: int) -> bool:
         if kind is Kind.HELLO:

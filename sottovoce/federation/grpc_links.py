@@ -1,7 +1,7 @@
 """Links over a network: one stream of gRPC for each neighbour, over mutual TLS, in a thread of their own.
 
-Whoever can opens the stream (`sottovoce.federation.tls.dials`), and opens it again when it was lost. A process that
-uses this must not fork.
+Whoever can opens the stream (`secure_grpc.dials`), and opens it again when it was lost. A process that uses this must
+not fork.
 """
 
 from __future__ import annotations
@@ -49,15 +49,17 @@ from sottovoce.federation.link_rules import LinkRules
 from sottovoce.federation.links import NOTHING_SEEN, Links
 from sottovoce.federation.member import Member
 from sottovoce.federation.member_folder import SETTINGS
-from sottovoce.federation.secure_grpc import LinkSettings, Pauses, grpc
-from sottovoce.federation.tls import (
+from sottovoce.federation.secure_grpc import (
     CHECK,
     COMPARE,
     EXCHANGE,
     SERVICE,
+    LinkSettings,
+    Pauses,
     acceptor_credentials,
     dialler_credentials,
     dials,
+    grpc,
     method_path,
     name_option,
     recognise,
@@ -266,9 +268,7 @@ class GrpcLinks(Links):
             async with asyncio.timeout(self._settings.handshake):
                 greeting = await context.read()
             self._report_seldom(edge, Checked(edge.number, self._version_of(greeting)))
-        with self._changed:
-            hello = self._hello(edge.number)
-        await context.write(hello.encode())
+        await context.write(self.hello(edge.number).encode())
         await context.write(CLOCK.pack(time.time()))
 
     async def _answer_comparison(self, _: object, context: grpc.aio.ServicerContext) -> None:
@@ -399,7 +399,7 @@ class GrpcLinks(Links):
     def _refused(self, neighbour: MemberNumber, reason: Reason) -> None:
         self._report(FrameRefused(neighbour, reason))
         if reason is Reason.AGREEMENT:
-            self.disagrees(neighbour)
+            self.differs(neighbour)
         if reason is Reason.EQUIVOCATION:
             for equivocation in self.equivocations():
                 if equivocation.sender == neighbour:

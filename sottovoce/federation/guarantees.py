@@ -20,7 +20,7 @@ from sottovoce.core.noise import NoNoise
 from sottovoce.core.sensitivity import largest
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.masked_sums import check_sums
+from sottovoce.federation.link_rules import check_sums
 from sottovoce.learning.tables import Table
 from sottovoce.ledger.database import Database
 from sottovoce.planning.noise_accumulation import noise_in_models

@@ -30,14 +30,13 @@ from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.attendance import Absences, Enough, Observer, StepAttendance
-from sottovoce.federation.clock import MonotonicClock
 from sottovoce.federation.events import LinkEvent, link_event, named_keys
 from sottovoce.federation.grpc_links import GrpcLinks
 from sottovoce.federation.guarantees import AccountedRun, account_run, record_account, recorded_run
 from sottovoce.federation.identity import TIME_REMEDY, Identity, mask_keys, pair_secrets, time_problem
 from sottovoce.federation.journal import Journal, decode_state, encode_state
-from sottovoce.federation.link_rules import LinkRules, link_rules
-from sottovoce.federation.masked_sums import mask_partners
+from sottovoce.federation.link_rules import LinkRules, link_rules, mask_partners
+from sottovoce.federation.links import Clock
 from sottovoce.federation.member_folder import (
     ATTENDANCE,
     LEDGER,
@@ -53,10 +52,9 @@ from sottovoce.federation.peer_transport import PeerTransport, peer_transport
 from sottovoce.federation.secure_grpc import LinkSettings
 from sottovoce.learning.tables import Table, read_table
 from sottovoce.ledger.database import Database, flush_folder, open_ledger
-from sottovoce.ledger.mask_keys import MaskKeys
 from sottovoce.ledger.payloads import FIRST, Place
 from sottovoce.ledger.spending import Spending
-from sottovoce.ledger.steps import Steps
+from sottovoce.ledger.steps import MaskKeys, Steps
 from sottovoce.report.page import write_page_of
 from sottovoce.run.layout import RunFiles, make_folder
 from sottovoce.run.privacy_document import PrivacyDocument
@@ -336,7 +334,7 @@ class _MemberRun:
         return peer_transport(
             self.training_run.algorithm, self.training_run.topology, links.rules, links, patience=settings.patience,
             gather=settings.gather, enough=Enough(agreement.least_heard, agreement.longest_pause), journal=self.journal,
-            clock=MonotonicClock(), observer=_Told(self, links, attendance, is_new), masks=self.masks,
+            clock=Clock(), observer=_Told(self, links, attendance, is_new), masks=self.masks,
         )  # fmt: skip
 
     def _source(self) -> SecretSource:

@@ -18,13 +18,18 @@ again and again, so a queue needs a bound, beyond which the connection is closed
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import struct
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass
+from threading import Condition, RLock
 from types import MappingProxyType
-from typing import Self
+from typing import NamedTuple, Self
 
-from sottovoce.federation.clock import Clock, MonotonicClock
 from sottovoce.federation.frames import (
     ABSENCE,
     Frame,
@@ -38,8 +43,7 @@ from sottovoce.federation.frames import (
     hello_in,
     receipt_in,
 )
-from sottovoce.federation.link_rules import LinkRules
-from sottovoce.federation.mailbox import Equivocation, Mailbox, Outbox
+from sottovoce.federation.link_rules import AHEAD, LinkRules
 from sottovoce.ledger.payloads import FIRST, NO_TAG, Payloads, Place, Receipt, hashed
 
 FORGED = 3
@@ -49,6 +53,29 @@ UNTOLD = 0.25
 """After this part of its patience a member that waits says so to those that wait for it."""
 
 NOTHING_SEEN: Mapping[MemberNumber, Receipt] = MappingProxyType({})
+
+
+class Clock:
+    """The clock of the machine, which no change of its time of day moves; tests have another.
+
+    Conditions are used with the lock that they bring along held; who holds it may take it again.
+    """
+
+    def condition(self) -> Condition:
+        """A new condition, with its lock."""
+        return Condition(RLock())
+
+    def now(self) -> float:
+        """Seconds since some moment."""
+        return time.monotonic()
+
+    def wait(self, changed: Condition, seconds: float) -> None:
+        """Wait for a change, no longer than this."""
+        changed.wait(seconds)
+
+    def notify(self, changed: Condition) -> None:
+        """Wake whoever waits for this change."""
+        changed.notify_all()
 
 
 class Links(ABC):
@@ -77,7 +104,7 @@ class Links(ABC):
         receipt_key: bytes,
         clock: Clock | None = None,
     ) -> None:
-        self.rules, self._clock = rules, clock or MonotonicClock()
+        self.rules, self._clock = rules, clock or Clock()
         self._changed = self._clock.condition()
         self._mailbox, self._outbox = Mailbox(rules, at, seen), Outbox(rules, receipt_key)
         self._greeted: set[MemberNumber] = set()
@@ -129,7 +156,7 @@ class Links(ABC):
     def absent(self, place: Place) -> Set[MemberNumber]:
         """The neighbours that said that they send nothing at a place."""
         with self._changed:
-            return self._absent_at(place)
+            return {one for one, (first, before) in self._absent.items() if first <= place < before}
 
     def meet(self, patience: float, enough: int | None = None) -> Set[MemberNumber]:
         """Wait until every neighbour has said hello once, or has another agreement; who has not said it.
@@ -159,11 +186,11 @@ class Links(ABC):
         with self._changed:
             due = self._mailbox.advance(place)
             frames = [(one, self._acknowledgement(receipt)) for one, receipt in due]
-            frames += [(one, self._hello(one)) for one in self._mailbox.wanted_again(senders)]
+            frames += [(one, self.hello(one)) for one in self._mailbox.wanted_again(senders)]
         self._transmit_all(frames)
 
         def missing() -> Set[MemberNumber]:
-            left = self._unanswered(place, senders)
+            left = self.unanswered(place, senders)
             return left if enough is None or len(senders) - len(left) < enough else frozenset()
 
         self._wait_and_tell(place, missing, patience)
@@ -173,7 +200,9 @@ class Links(ABC):
     def unanswered(self, place: Place, senders: Set[MemberNumber]) -> Set[MemberNumber]:
         """Those of whom nothing is here for a place, and who may still send it."""
         with self._changed:
-            return self._unanswered(place, senders)
+            heard = self._mailbox.at_hand(place, senders).keys()
+            gone_on = {one for one, claim in self._claims.items() if place < self.rules.oldest_kept(claim)}
+            return senders - heard - self.absent(place) - gone_on
 
     def unacknowledged(self, before: Place, receivers: Set[MemberNumber], patience: float) -> Set[MemberNumber]:
         """Wait until everything before a place is acknowledged by these neighbours; who has not done so."""
@@ -181,9 +210,7 @@ class Links(ABC):
         def owing() -> Set[MemberNumber]:
             return {one for one in receivers if self._outbox.owes(one, before)}
 
-        self._wait_and_tell(before, owing, patience)
-        with self._changed:
-            return owing()
+        return self._wait_and_tell(before, owing, patience)
 
     def unended(self, members: Set[MemberNumber], patience: float) -> Set[MemberNumber]:
         """Move on to the end of the run and say so, once; wait until these neighbours are there; who is not.
@@ -194,12 +221,10 @@ class Links(ABC):
         with self._changed:
             frames = [(one, self._acknowledgement(receipt)) for one, receipt in self._mailbox.advance(end)]
             if not self._ended:
-                frames += [(one, self._hello(one)) for one in sorted(self._greeted)]
+                frames += [(one, self.hello(one)) for one in sorted(self._greeted)]
             self._ended = True
         self._transmit_all(frames)
-        self._wait_and_tell(end, lambda: self._before(end, members), patience)
-        with self._changed:
-            return self._before(end, members)
+        return self._wait_and_tell(end, lambda: {one for one in members if not self.has_ended(one)}, patience)
 
     def forget(self, before: Place) -> None:
         """Send payloads of earlier places no more."""
@@ -252,23 +277,22 @@ class Links(ABC):
         """What puts the frames of a new connection together."""
         return FrameReader(self.rules.agreement, self.rules.payload.length, self.rules.payload.kind)
 
+    def hello(self, neighbour: MemberNumber) -> Frame:
+        """What this member says to a neighbour first: where it is, and the newest that it has received from there."""
+        with self._changed:
+            receipt = self._mailbox.newest_receipt(neighbour)
+            tag = NO_TAG if receipt is None else receipt.tag
+            return self._frame(Kind.HELLO, self._mailbox.at, Hello(receipt).encode(), tag)
+
     def connected(self, neighbour: MemberNumber) -> None:
         """A connection is up: say hello."""
-        with self._changed:
-            hello = self._hello(neighbour)
-        self.transmit(neighbour, hello)
+        self.transmit(neighbour, self.hello(neighbour))
 
     def lost(self, neighbour: MemberNumber) -> None:
         """The connection is gone: whether the neighbour waits is not known any more."""
         with self._changed:
             self._greeted.discard(neighbour)
             self._waiting.pop(neighbour, None)
-
-    def disagrees(self, neighbour: MemberNumber) -> None:
-        """A neighbour has said hello under another agreement."""
-        with self._changed:
-            self._disagreeing.add(neighbour)
-            self._clock.notify(self._changed)
 
     def is_distrusted(self, neighbour: MemberNumber) -> bool:
         """Whether a neighbour has sent so many forged receipts that nothing more is taken from it."""
@@ -283,13 +307,14 @@ class Links(ABC):
     def has_ended(self, neighbour: MemberNumber) -> bool:
         """Whether a neighbour has said that it is at the end of the run."""
         with self._changed:
-            return not self._before(Place(self.rules.rounds, 0), {neighbour})
+            return neighbour in self._claims and self._claims[neighbour] >= Place(self.rules.rounds, 0)
 
-    def differs(self, neighbour: MemberNumber, keys: tuple[str, ...]) -> None:
-        """A neighbour has said in which keys its agreement differs."""
+    def differs(self, neighbour: MemberNumber, keys: tuple[str, ...] = ()) -> None:
+        """A neighbour has another agreement, and has said in which keys it differs, if there are any."""
         with self._changed:
             self._disagreeing.add(neighbour)
-            self._differences[neighbour] = keys
+            if keys:
+                self._differences[neighbour] = keys
             self._clock.notify(self._changed)
 
     def arrived(self, neighbour: MemberNumber, frame: Frame) -> None:
@@ -303,21 +328,21 @@ class Links(ABC):
                 raise Refused(Reason.STRANGER)
             self.rules.index(frame.place)
             try:
-                frames = self._taken(neighbour, frame)
+                answers = self._taken(neighbour, frame)
             except Refused as refusal:
                 self._forged[neighbour] += refusal.reason is Reason.RECEIPT
                 raise
             self._clock.notify(self._changed)
-        self._transmit_all(frames)
+        self._transmit_all([(neighbour, answer) for answer in answers])
 
-    def _taken(self, neighbour: MemberNumber, frame: Frame) -> list[tuple[MemberNumber, Frame]]:
+    def _taken(self, neighbour: MemberNumber, frame: Frame) -> list[Frame]:
         """Note what a frame says; the frames that answer it."""
         if frame.kind is Kind.ACKNOWLEDGEMENT:
             self._outbox.note(neighbour, receipt_in(frame))
             return []
-        has = hello_in(frame).receipt if frame.kind is Kind.HELLO else None
-        if has is not None:
-            self._outbox.note(neighbour, has)
+        hello = hello_in(frame) if frame.kind is Kind.HELLO else None
+        if hello is not None and hello.receipt is not None:
+            self._outbox.note(neighbour, hello.receipt)
         self._claims[neighbour] = max(frame.place, self._claims.get(neighbour, frame.place))
         if frame.kind is Kind.WAITING:
             self._waiting[neighbour] = frame.place
@@ -325,20 +350,18 @@ class Links(ABC):
         if frame.kind is Kind.ABSENT:
             self._absent[neighbour] = absence_in(frame), frame.place
             return []
-        if frame.kind is Kind.HELLO:
+        if hello is not None:
             self._greeted.add(neighbour)
-            self._versions[neighbour] = hello_in(frame).version
-            wanted = self._outbox.wanted(neighbour, frame.place, has)
-            answers = [
-                (neighbour, self._message(neighbour, place, sent.payload, sent.digest)) for place, sent in wanted
-            ]
+            self._versions[neighbour] = hello.version
+            wanted = self._outbox.wanted(neighbour, frame.place, hello.receipt)
+            answers = [self._message(neighbour, place, sent.payload, sent.digest) for place, sent in wanted]
             if self._absence is not None and neighbour in self.rules.receivers:
-                answers.append((neighbour, self._told_absence(self._absence)))
+                answers.append(self._told_absence(self._absence))
             return answers
         if self._waiting.get(neighbour, frame.place) < frame.place:
             del self._waiting[neighbour]
-        receipt = self._mailbox.take(neighbour, frame.place, frame.payload, frame.digest, frame.tag)
-        return [] if receipt is None else [(neighbour, self._acknowledgement(receipt))]
+        receipt = self._mailbox.take(neighbour, frame.place, frame.payload, frame.tag)
+        return [] if receipt is None else [self._acknowledgement(receipt)]
 
     # --- within ----------------------------------------------------------------------------------------------------
 
@@ -355,7 +378,9 @@ class Links(ABC):
                 self._clock.wait(self._changed, remaining)
             return True
 
-    def _wait_and_tell(self, place: Place, missing: Callable[[], Set[MemberNumber]], patience: float) -> None:
+    def _wait_and_tell(
+        self, place: Place, missing: Callable[[], Set[MemberNumber]], patience: float
+    ) -> Set[MemberNumber]:
         """Wait until nobody is missing, and after some time tell neighbours that this member waits at a place."""
         if not self._wait(lambda: not missing(), UNTOLD * patience) and patience > 0:
             with self._changed:
@@ -363,21 +388,8 @@ class Links(ABC):
             self._transmit_all([(one, self._frame(Kind.WAITING, place)) for one in sorted(self.rules.receivers)])
             self.awaits(place, awaited)
             self._wait(lambda: not missing(), (1 - UNTOLD) * patience)
-
-    def _unanswered(self, place: Place, senders: Set[MemberNumber]) -> Set[MemberNumber]:
-        heard = self._mailbox.at_hand(place, senders).keys()
-        return senders - heard - self._absent_at(place) - self._far_beyond(place)
-
-    def _before(self, place: Place, members: Set[MemberNumber]) -> Set[MemberNumber]:
-        """Those of these neighbours that have not said that they have reached a place."""
-        return {one for one in members if one not in self._claims or self._claims[one] < place}
-
-    def _absent_at(self, place: Place) -> Set[MemberNumber]:
-        return {one for one, (first, before) in self._absent.items() if first <= place < before}
-
-    def _far_beyond(self, place: Place) -> Set[MemberNumber]:
-        """The neighbours that have gone on so far that they keep nothing of a place any more."""
-        return {one for one, claim in self._claims.items() if place < self.rules.oldest_kept(claim)}
+        with self._changed:
+            return missing()
 
     def _message(self, receiver: MemberNumber, place: Place, payload: bytes, digest: bytes) -> Frame:
         return self._frame(self.rules.payload.kind, place, payload, self._outbox.tag(receiver, place, digest))
@@ -392,11 +404,182 @@ class Links(ABC):
     def _frame(self, kind: Kind, place: Place, payload: bytes = b"", tag: bytes = NO_TAG) -> Frame:
         return Frame(self.rules.agreement, place, self.rules.member, kind, payload, tag)
 
-    def _hello(self, neighbour: MemberNumber) -> Frame:
-        receipt = self._mailbox.newest_receipt(neighbour)
-        tag = NO_TAG if receipt is None else receipt.tag
-        return self._frame(Kind.HELLO, self._mailbox.at, Hello(receipt).encode(), tag)
-
     def _transmit_all(self, frames: list[tuple[MemberNumber, Frame]]) -> None:
         for neighbour, frame in frames:
             self.transmit(neighbour, frame)
+
+
+# --- what arrived, and what was sent ---------------------------------------------------------------------------------
+
+REMEMBERED = 64
+"""For so many places that are over it is known what was received."""
+
+
+class Equivocation(NamedTuple):
+    """Two different messages of one sender for one place, by their SHA-256. Only the first may be used."""
+
+    sender: MemberNumber
+    place: Place
+    first: bytes
+    second: bytes
+
+
+class Mailbox:
+    """What arrived, by sender and place: of each sender one payload for each place at hand, that fits the rules.
+
+    A payload is kept until its place is over, its SHA-256 for some places longer. So memory for each neighbour is
+    bounded, whatever it sends: `AHEAD + 1` payloads and `REMEMBERED` digests. Not thread-safe by itself: whoever has
+    it holds a lock. `seen` are receipts of an earlier process of the same member.
+    """
+
+    def __init__(self, rules: LinkRules, at: Place, seen: Mapping[MemberNumber, Receipt]) -> None:
+        self._rules, self.at = rules, at
+        self._payloads: dict[MemberNumber, dict[Place, bytes]] = {sender: {} for sender in rules.senders}
+        self._receipts: dict[MemberNumber, dict[Place, Receipt]] = {sender: {} for sender in rules.senders}
+        for sender, receipt in seen.items():
+            self._receipts[sender][receipt.place] = receipt
+        self._too_early: dict[MemberNumber, Place] = {}
+        self.equivocations: dict[MemberNumber, Equivocation] = {}
+
+    def take(self, sender: MemberNumber, place: Place, payload: bytes, tag: bytes = NO_TAG) -> Receipt | None:
+        """Accept the payload of a place, once; the receipt is to be returned now, or when `advance` gives it.
+
+        The same payload again gives its receipt again. Another one is refused, and never used.
+        """
+        if sender not in self._rules.senders:
+            raise Refused(Reason.STRANGER)
+        self._check_place(sender, place)
+        digest, known = hashlib.sha256(payload).digest(), self._receipts[sender]
+        if place in known and known[place].digest != digest:
+            self.equivocations.setdefault(sender, Equivocation(sender, place, known[place].digest, digest))
+            raise Refused(Reason.EQUIVOCATION)
+        if place not in known:
+            self._rules.payload.check(payload)
+            known[place] = Receipt(place, digest, tag)
+            if place >= self.at:
+                self._payloads[sender][place] = payload
+        return known[place] if place <= self._newest_acknowledged() else None
+
+    def _check_place(self, sender: MemberNumber, place: Place) -> None:
+        distance = self._rules.index(place) - self._rules.index(self.at)
+        if place.round == self._rules.rounds:
+            raise Refused(Reason.PLACE)
+        if distance > AHEAD:
+            self._too_early[sender] = min(place, self._too_early.get(sender, place))
+            raise Refused(Reason.TOO_EARLY)
+        if distance < -REMEMBERED:
+            raise Refused(Reason.TOO_OLD)
+
+    def advance(self, place: Place) -> list[tuple[MemberNumber, Receipt]]:
+        """Move on to a place. What is older is no longer used; receipts that are due now are returned."""
+        if place <= self.at:
+            return []
+        before, self.at = self._newest_acknowledged(), place
+        oldest = self._rules.later(place, -REMEMBERED)
+        for payloads in self._payloads.values():
+            for old in [one for one in payloads if one < place]:
+                del payloads[old]
+        due = []
+        for sender, receipts in self._receipts.items():
+            due += [(sender, one) for at, one in receipts.items() if before < at <= self._newest_acknowledged()]
+            newest = max(receipts, default=None)
+            for old in [one for one in receipts if one < oldest and one != newest]:
+                del receipts[old]
+        return due
+
+    def _newest_acknowledged(self) -> Place:
+        return self._rules.later(self.at, AHEAD - 1)
+
+    def at_hand(self, place: Place, senders: Iterable[MemberNumber]) -> Payloads[MemberNumber]:
+        """The payloads of these senders for a place, as far as they are here."""
+        here = [sender for sender in senders if place in self._payloads[sender]]
+        return Payloads(
+            {sender: self._payloads[sender][place] for sender in here},
+            {sender: self._receipts[sender][place].digest for sender in here},
+            {sender: self._receipts[sender][place].tag for sender in here},
+        )
+
+    def newest_receipt(self, sender: MemberNumber) -> Receipt | None:
+        """What was received from a neighbour for its newest place."""
+        receipts = self._receipts.get(sender)
+        return receipts[max(receipts)] if receipts else None
+
+    def wanted_again(self, senders: Set[MemberNumber]) -> Set[MemberNumber]:
+        """Senders whose message came too early, and would be accepted now: each is named once."""
+        newest = self._rules.later(self.at, AHEAD)
+        found = {sender for sender in senders if sender in self._too_early and self._too_early[sender] <= newest}
+        for sender in found:
+            del self._too_early[sender]
+        return found
+
+
+PROVEN = struct.Struct("<III")
+"""A place and a receiver, as they enter a tag."""
+
+
+@dataclass
+class SentPayload:
+    """A payload with its SHA-256, and whether its receiver has acknowledged it."""
+
+    payload: bytes
+    digest: bytes
+    acknowledged: bool = False
+
+
+class Outbox:
+    """Payloads by receiver and place, until they are forgotten. Not thread-safe by itself: whoever has it holds a lock.
+
+    A payload is kept beyond its acknowledgement: its receiver may be killed before it has used it, and ask again.
+
+    A receipt counts only with the tag of its message: HMAC of agreement, place, receiver and SHA-256 under a key that
+    no other member has. So a receipt of what is not known here shows that this member has sent it, by another process
+    and with a ledger that is lost; a receiver cannot make one up.
+    """
+
+    def __init__(self, rules: LinkRules, key: bytes) -> None:
+        self._agreement, self._key = rules.agreement, key
+        self._sent: dict[MemberNumber, dict[Place, SentPayload]] = {receiver: {} for receiver in rules.receivers}
+        self.receipts: dict[MemberNumber, Receipt] = {}
+
+    def put(self, place: Place, payloads: Payloads[MemberNumber]) -> None:
+        """Keep what is sent. A place has one payload for each receiver."""
+        for receiver, payload in payloads.items():
+            sent = self._sent[receiver].setdefault(place, SentPayload(payload, payloads.digests[receiver]))
+            assert sent.payload == payload, "another payload for the same place"
+
+    def tag(self, receiver: MemberNumber, place: Place, digest: bytes) -> bytes:
+        """What goes along with a message, and comes back with its receipts."""
+        return hmac.digest(self._key, self._agreement + PROVEN.pack(*place, receiver) + digest, "sha256")
+
+    def note(self, receiver: MemberNumber, receipt: Receipt) -> None:
+        """A neighbour says what it has; that it has other bytes than were sent is only noted. Forged ones are refused.
+
+        With it earlier payloads are acknowledged, too: their acknowledgements came before, to an earlier process maybe.
+        """
+        if not hmac.compare_digest(receipt.tag, self.tag(receiver, receipt.place, receipt.digest)):
+            raise Refused(Reason.RECEIPT)
+        sent = self._sent.get(receiver, {}).get(receipt.place)
+        if sent is not None and sent.digest == receipt.digest:
+            for place, earlier in self._sent[receiver].items():
+                earlier.acknowledged = earlier.acknowledged or place <= receipt.place
+        if receiver not in self.receipts or self.receipts[receiver].place <= receipt.place:
+            self.receipts[receiver] = receipt
+
+    def forget(self, before: Place) -> None:
+        """Keep no payloads of earlier places."""
+        for payloads in self._sent.values():
+            for old in [place for place in payloads if place < before]:
+                del payloads[old]
+
+    def wanted(self, receiver: MemberNumber, since: Place, has: Receipt | None) -> list[tuple[Place, SentPayload]]:
+        """What a neighbour needs that is at a place and has payloads up to its newest receipt."""
+        payloads = self._sent.get(receiver, {})
+        return [
+            (place, payloads[place])
+            for place in sorted(payloads)
+            if place >= since and (has is None or place > has.place)
+        ]
+
+    def owes(self, receiver: MemberNumber, before: Place) -> bool:
+        """Whether a neighbour has yet to acknowledge something before a place."""
+        return any(place < before and not sent.acknowledged for place, sent in self._sent[receiver].items())

@@ -7,7 +7,7 @@ A member is a shard of one node. Who is not heard in time is left out of a gossi
 With push-sum the second sum is left out, and so is the missing members' weight: a share that is not heard is lost in
 value and in weight alike. Where a proof needs all messages, `PeerLost` is raised instead.
 
-A secure sum of which one message is missing fails, and the member stays where it was (`masked_sums`). After a restart a
+A secure sum of which one message is missing fails, and the member stays where it was (`link_rules`). After a restart a
 member sends nothing under masks before a round that is later than any that it or a neighbour knows of.
 
 Shapes: N nodes, D parameters.
@@ -39,13 +39,10 @@ from sottovoce.distributed.shard_transport import ShardTransport
 from sottovoce.distributed.sharded_rows import NodeShard, ShardedRows, as_sharded, as_tensor
 from sottovoce.errors import Diverged, PeerLost, SumFailed, Unaccountable
 from sottovoce.federation.attendance import Attendance, Enough, Observer, Patience, StepAttendance, round_to_join
-from sottovoce.federation.clock import Clock
 from sottovoce.federation.frames import MemberNumber, Refused
-from sottovoce.federation.journal import Journal, RecordedStep
-from sottovoce.federation.link_rules import AHEAD, KEPT, LinkRules, why_all_are_needed
-from sottovoce.federation.links import Links
-from sottovoce.federation.masked_sums import MaskedSums
-from sottovoce.federation.recorded_inputs import RecordedInputs, decoded_row
+from sottovoce.federation.journal import Journal, RecordedInputs, RecordedStep, decoded_row
+from sottovoce.federation.link_rules import AHEAD, KEPT, LinkRules, MaskedSums, why_all_are_needed
+from sottovoce.federation.links import Clock, Links
 from sottovoce.ledger.payloads import Payloads, Place
 from sottovoce.support.text import join_names
 

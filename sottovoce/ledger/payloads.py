@@ -28,7 +28,7 @@ NO_TAG = bytes(32)
 class Receipt(NamedTuple):
     """A place of which a member has a message of another, with the SHA-256 of that message.
 
-    The tag came with the message. Its sender alone can make it (`sottovoce.federation.mailbox.Outbox`), so that nobody
+    The tag came with the message. Its sender alone can make it (`sottovoce.federation.links.Outbox`), so that nobody
     can show it a receipt of what it has never sent.
     """
 

@@ -16,8 +16,7 @@ from sottovoce.federation.grpc_links import GrpcLinks
 from sottovoce.federation.identity import Identity
 from sottovoce.federation.link_rules import LinkRules, PayloadRule
 from sottovoce.federation.member import Member
-from sottovoce.federation.secure_grpc import LinkSettings, grpc
-from sottovoce.federation.tls import EXCHANGE, dialler_credentials, method_path, name_option
+from sottovoce.federation.secure_grpc import EXCHANGE, LinkSettings, dialler_credentials, grpc, method_path, name_option
 from sottovoce.ledger.payloads import Place
 from tests.federation.certificates import at_port, new_member
 

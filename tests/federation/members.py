@@ -16,8 +16,7 @@ from sottovoce.core.pair_masks import PairMasks, pair_key
 from sottovoce.core.transport import InProcess
 from sottovoce.federation.attendance import Enough, Observer, StepAttendance
 from sottovoce.federation.journal import Journal
-from sottovoce.federation.link_rules import link_rules
-from sottovoce.federation.masked_sums import mask_partners
+from sottovoce.federation.link_rules import link_rules, mask_partners
 from sottovoce.federation.peer_transport import peer_transport
 from sottovoce.ledger.payloads import FIRST
 from tests.cases import DIMENSION

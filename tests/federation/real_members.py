@@ -47,7 +47,7 @@ Seen = dict[tuple[str, str, Place], set[str]]
 
 def watch_arrivals(path: Path) -> None:
     """In a member's process: write down every message that arrives, before anything is done with it."""
-    from sottovoce.federation.mailbox import Mailbox
+    from sottovoce.federation.links import Mailbox
     from sottovoce.ledger.steps import digest_of
 
     take, lines = Mailbox.take, os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
@@ -62,7 +62,7 @@ def watch_arrivals(path: Path) -> None:
 
 def slow_rounds(seconds: float) -> None:
     """In a member's process: every gradient takes so much longer, so that there is time for a fault."""
-    from sottovoce.federation.recorded_inputs import RecordedInputs
+    from sottovoce.federation.journal import RecordedInputs
 
     gradient = RecordedInputs.gradient
 

@@ -12,7 +12,7 @@ import torch
 from sottovoce import SecretSource, algorithm, metropolis
 from sottovoce.core.grid import noise_on_grid, with_exact_noise
 from sottovoce.distributed.sharded_rows import NodeShard, ShardedRows
-from sottovoce.federation.recorded_inputs import RecordedInputs
+from sottovoce.federation.journal import RecordedInputs
 from sottovoce.learning.batches import parse_batches
 from tests.federation.journals import MemoryJournal
 

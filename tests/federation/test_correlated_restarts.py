@@ -18,9 +18,8 @@ from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.messages import LoopState
 from sottovoce.core.noise import Temporal
 from sottovoce.errors import PeerLost
-from sottovoce.federation.journal import Journal, decode_state, encode_state
+from sottovoce.federation.journal import Journal, RecordedInputs, decode_state, encode_state
 from sottovoce.federation.peer_transport import peer_transport
-from sottovoce.federation.recorded_inputs import RecordedInputs
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.payloads import FIRST, Place
 from sottovoce.ledger.steps import Steps

@@ -15,8 +15,7 @@ from sottovoce.federation.events import Connected, FrameRefused, Lost, link_even
 from sottovoce.federation.frames import HEADER, Frame, FrameReader, Hello, Kind, Reason
 from sottovoce.federation.frames import VERSION as PROTOCOL
 from sottovoce.federation.grpc_links import EventLoop
-from sottovoce.federation.secure_grpc import CHUNK, LinkSettings, Pauses
-from sottovoce.federation.tls import dials
+from sottovoce.federation.secure_grpc import CHUNK, LinkSettings, Pauses, dials
 from sottovoce.ledger.payloads import NO_TAG, Place
 from tests.federation.grpc_members import AGREEMENT, PATIENCE, QUICK, Federation, RawNeighbour, payload, play, until
 from tests.federation.proxy import Proxy

@@ -16,9 +16,8 @@ from sottovoce.federation.connection import LONGEST_QUEUE, FrameStream, StreamEn
 from sottovoce.federation.events import Checked, Connected, Disagreed, FrameRefused, Lost
 from sottovoce.federation.frames import HEADER, Frame, FrameReader, Hello, Kind, Reason, Refused
 from sottovoce.federation.grpc_links import SELDOM
-from sottovoce.federation.mailbox import Equivocation, Mailbox
-from sottovoce.federation.secure_grpc import CHUNK, grpc
-from sottovoce.federation.tls import CHECK, COMPARE, dialler_credentials, method_path, name_option
+from sottovoce.federation.links import Equivocation, Mailbox
+from sottovoce.federation.secure_grpc import CHECK, CHUNK, COMPARE, dialler_credentials, grpc, method_path, name_option
 from sottovoce.ledger.payloads import NO_TAG, Place
 from tests.federation.grpc_members import (
     AGREEMENT,

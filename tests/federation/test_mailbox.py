@@ -11,7 +11,7 @@ import pytest
 from sottovoce import algorithm, push
 from sottovoce.federation.frames import Reason, Refused
 from sottovoce.federation.link_rules import AHEAD, LinkRules, PayloadRule, link_rules
-from sottovoce.federation.mailbox import REMEMBERED, Mailbox
+from sottovoce.federation.links import REMEMBERED, Mailbox
 from sottovoce.ledger.payloads import Place, Receipt
 
 DTYPE = np.dtype(np.float32)

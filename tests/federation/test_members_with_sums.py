@@ -11,9 +11,8 @@ import pytest
 from sottovoce.errors import InputError
 from sottovoce.federation.identity import load_identity, mask_keys
 from sottovoce.federation.member_folder import CONFIRMED, LEDGER, MemberSettings, confirm
-from sottovoce.ledger.mask_keys import MaskKeys, masked_places
 from sottovoce.ledger.payloads import Place
-from sottovoce.ledger.steps import Steps
+from sottovoce.ledger.steps import MaskKeys, Steps, masked_places
 from tests.federation.clinics import NAMES, Clinics
 from tests.federation.kills import COINS, MOMENTS, UNSTORED, Kills
 from tests.federation.memory_links import Killed

@@ -11,9 +11,9 @@ import torch
 
 from sottovoce import algorithm, uniform
 from sottovoce.core.grid import with_exact_noise
-from sottovoce.federation.clock import MonotonicClock
 from sottovoce.federation.events import Connected, Left, Lost
 from sottovoce.federation.grpc_links import GrpcLinks
+from sottovoce.federation.links import Clock
 from sottovoce.federation.peer_transport import peer_transport
 from tests.federation import members
 from tests.federation.certificates import at_port, new_member
@@ -48,7 +48,7 @@ def over_grpc(federation, folder):
 def join(federation, links):
     transport = peer_transport(
         federation.algorithm, federation.topology, links.rules, links, patience=PATIENCE, journal=MemoryJournal(),
-        clock=MonotonicClock(), observer=members.Noted(federation, links.rules.member), gather=PATIENCE,
+        clock=Clock(), observer=members.Noted(federation, links.rules.member), gather=PATIENCE,
         enough=federation.enough, masks=federation.masks(links.rules.member),
     )  # fmt: skip
     *_, last = federation.played(transport)

@@ -19,8 +19,8 @@ from sottovoce.core.pair_masks import PairMasks
 from sottovoce.core.pair_masks import Place as MaskPlace
 from sottovoce.errors import InputError, PeerLost
 from sottovoce.federation.frames import MESSAGES, Kind, Reason
-from sottovoce.federation.masked_sums import MaskedSums, mask_partners
-from sottovoce.federation.recorded_inputs import RELEASED
+from sottovoce.federation.journal import RELEASED
+from sottovoce.federation.link_rules import MaskedSums, mask_partners
 from sottovoce.ledger.payloads import Place
 from tests.federation.members import AGREEMENT, PATIENCE, Federation
 from tests.federation.memory_links import Faults, Killed, MemoryNetwork
@@ -254,7 +254,7 @@ def hostile(members, frames):
 
 
 def changed(frame, **fields):
-    return replace(frame, digest=None, **fields)
+    return replace(frame, **fields)
 
 
 HOSTILE = {

@@ -18,8 +18,7 @@ from sottovoce.federation.events import Connected, FrameRefused, StrangerRefused
 from sottovoce.federation.frames import Kind, Reason
 from sottovoce.federation.grpc_links import EventLoop
 from sottovoce.federation.identity import time_problem
-from sottovoce.federation.secure_grpc import grpc
-from sottovoce.federation.tls import EXCHANGE, SERVICE, acceptor_credentials, recognise
+from sottovoce.federation.secure_grpc import EXCHANGE, SERVICE, acceptor_credentials, grpc, recognise
 from sottovoce.ledger.payloads import Place
 from tests.federation.certificates import new_member, with_certificate
 from tests.federation.grpc_members import HELLO, PATIENCE, Federation, RawNeighbour, frame, payload, play, until

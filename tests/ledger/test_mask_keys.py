@@ -6,9 +6,8 @@ import pytest
 
 from sottovoce.errors import InputError
 from sottovoce.ledger.database import open_ledger
-from sottovoce.ledger.mask_keys import MaskKeys, masked_places
 from sottovoce.ledger.payloads import Place
-from sottovoce.ledger.steps import Steps
+from sottovoce.ledger.steps import MaskKeys, Steps, masked_places
 
 KEYS = {"Hill": b"1" * 32, "North": b"2" * 32}
 
