@@ -203,6 +203,26 @@ def test_final_models_and_sums() -> None:
     np.testing.assert_allclose(loss.squares, 0.25, rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("graph", ["erdos-renyi:20,p=0.2,seed=3", "path:9", "star:6"])
+def test_sums_with_unequal_weights(graph: str) -> None:
+    net = metropolis(graph)
+    W = metropolis_weights(net)
+    state, sums = (
+        as_matrix([[Fraction(int(i == j)) for j in range(net.n)] for i in range(net.n)]),
+        list[flint.fmpq_mat](),
+    )
+    listener = as_matrix([[weight if v != 1 else Fraction(0) for v, weight in enumerate(W[1])]])
+    for _ in range(4):
+        sums.append(listener * state)
+        state = as_matrix(W) * state
+    rows = flint.fmpq_mat([[one[0, j] for j in range(net.n)] for one in sums])
+    system = trace(algorithm("muffliato", sigma=1.0), net, rounds=4)
+    loss = averaging_loss(observe(system, parse_view("node:1", secure_sum=True)))
+    assert loss is not None
+    assert loss.exact
+    np.testing.assert_allclose(loss.squares, np.delete(projector(rows, [1])[1], 1), rtol=0, atol=1e-12)
+
+
 def test_weights_next_to_no_fraction_are_those_that_are_stored() -> None:
     rng = np.random.default_rng(5)
     weights = rng.random((8, 8)) * (np.abs(np.subtract.outer(range(8), range(8))) <= 1)

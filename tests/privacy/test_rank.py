@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
+from scipy import sparse
 
 from sottovoce import Graph, account, algorithm, from_matrix, metropolis, trace, views
 from sottovoce.core.participation import parse_participation
 from sottovoce.privacy.closedness import closedness
 from sottovoce.privacy.exact import routes
-from sottovoce.privacy.exact.rank import exact_rank
+from sottovoce.privacy.exact.deflation import exact_rank
+from sottovoce.privacy.exact.row_space import Exact, Modulo, dense, random_prime, times
 from sottovoce.privacy.observation import observe
 
 EVERY = parse_participation("every")
@@ -69,3 +73,13 @@ def test_exact_ranks_are_those_of_the_fractions_that_weights_are_next_to():
     bare = trace(algorithm("rss-nb", sigma=1.0), metropolis("ring:5"), rounds=1)
     seen = observe(bare, views.everyone(secure_sum=True))
     assert exact_rank(seen, stored=False).uncovered.any() == np.isinf(routes.squared(seen, EVERY)).any()
+
+
+def test_fractions_stay_where_they_are():
+    """In a matrix whose entries all differ, modulo a prime."""
+    matrix = np.array([[0.5, 0.0, 0.25], [0.0, 0.125, 0.75], [0.625, 0.375, 0.0]])
+    modulo = Modulo(random_prime())
+    exact = Exact.near(sparse.csr_array(matrix), Fraction)
+    assert np.array_equal(dense(modulo, exact) * 8 % modulo.prime, 8 * matrix)
+    rows = np.arange(6).reshape(2, 3)
+    assert np.array_equal(times(modulo, rows, exact) * 8 % modulo.prime, rows @ (8 * matrix))

@@ -5,13 +5,20 @@ would drown in rounding. So what is known is taken out of the hidden state *befo
 `X (I - Q Q^T)`, then `F X`; every later message shows only what is new in it, at its own size. Signals follow the same
 eliminations.
 
+Which of these directions are rounding is decided on fractions: `exact_rank` counts them modulo a prime, where the rank
+is never above the true one, and below it only if the prime divides a minor. A weight of 1/3 is stored as the nearest
+float. Three of these do not add up to one, so that the rank of what is stored may be above that of what is meant: both
+can be asked for.
+
 Shapes: X state, Z noise columns, G gradient columns, P observations at once, K directions of the basis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from fractions import Fraction
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,13 +26,15 @@ from numpy.typing import NDArray
 from scipy import linalg, sparse
 
 from sottovoce.core.class_correlation import groups_of
+from sottovoce.core.mixing import Mixing
 from sottovoce.core.sparsity import columns_touched, submatrix
-from sottovoce.privacy.exact.rank import rank_of_gossip
+from sottovoce.privacy.exact.row_space import Echelon, Exact, Modulo, dense, random_prime, times
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep, reduced_inputs, selected_messages
+from sottovoce.privacy.spanned_rows import NEAR, SIMPLE, meant
 from sottovoce.support.memo import once_for_each
 from sottovoce.support.progress import expect_work, report_work
 from sottovoce.support.threads import one_thread
-from sottovoce.tracing.linear_system import StepMatrices, TracedMessages, map_equal_steps
+from sottovoce.tracing.linear_system import StepMatrices, map_equal_steps
 
 Array = NDArray[np.float64]
 
@@ -45,20 +54,15 @@ UNCOVERED = 1e-7
 
 
 class Unknown:
-    """The hidden state as a map from noise and gradients, less what has been seen of it."""
+    """The hidden state as a map from noise and gradients, less what has been seen of it: that is spanned by `basis`,
+    Z x K, whose directions carry the signals `white`."""
 
     def __init__(self, noise_XZ: Array, gradient_XG: Array) -> None:
         self.noise, self.gradient = noise_XZ, gradient_XG
         self.error, self.signal = np.zeros(len(noise_XZ)), np.abs(gradient_XG).max(axis=1, initial=0.0)
-        self._room = np.zeros((noise_XZ.shape[1], 64))
-        self.white = np.zeros((0, gradient_XG.shape[1]))
+        self.basis, self.white = np.zeros((noise_XZ.shape[1], 0)), np.zeros((0, gradient_XG.shape[1]))
         self.uncovered = np.zeros(gradient_XG.shape[1], dtype=bool)
         self.doubt = 0.0
-
-    @property
-    def basis(self) -> Array:
-        """All directions seen so far, Z x K."""
-        return self._room[:, : len(self.white)]
 
     def see(self, shown: sparse.csr_array, noise_PZ: Array, gradient_PG: Array) -> Array:
         """Take note of `shown` of the state, with what joins it; the new directions, Z x K."""
@@ -86,13 +90,9 @@ class Unknown:
         first, others = order[:K], order[K:]
         white = linalg.solve_triangular(R_PP[:K, :K].T, signal_PG[first], lower=True, check_finite=False)
         self._bare(signal_PG[others] - R_PP[:K, K:].T @ white, size_P[others])
-        new = Q_ZP[:, :K]
-        known = len(self.white)
-        if known + K > self._room.shape[1]:
-            self._room = np.concatenate([self._room, np.zeros((len(new), known + K))], axis=1)
-        self._room[:, known : known + K] = new
+        self.basis = np.concatenate([self.basis, Q_ZP[:, :K]], axis=1)
         self.white = np.concatenate([self.white, white])
-        return new
+        return Q_ZP[:, :K]
 
     def _bare(self, gradient_PG: Array, scale_P: Array) -> None:
         """Signals in messages that hold no new noise."""
@@ -131,7 +131,7 @@ class Unknown:
             turned = linalg.qr(turned.T, mode="r", check_finite=False)[0][: len(turned)].T
             self.error = np.hypot(self.error, ROUNDING * np.linalg.norm(turned, axis=1))
         self.noise = np.concatenate([turned, np.zeros((len(turned), sources))], axis=1)
-        self._room = np.zeros((self.noise.shape[1], 64))
+        self.basis = np.zeros((self.noise.shape[1], 0))
         self.gradient = np.concatenate([self.gradient, np.zeros((len(turned), gradients))], axis=1)
         self.uncovered = np.concatenate([self.uncovered, np.zeros(gradients, dtype=bool)])
         self.white = np.zeros((0, self.gradient.shape[1]))
@@ -161,14 +161,9 @@ class Entering:
         if correlation is not None:
             groups = groups_of(correlation, observation.steps[0].noise_columns)
             self._correlated = [(part.inverse(len(observation.steps)), places) for part, places in groups]
-        self.unknown = Unknown(*self.nothing(observation.steps[0].observed.state.shape[1]))
+        self.unknown = Unknown(*self._nothing(observation.steps[0].observed.state.shape[1]))
 
-    @property
-    def columns(self) -> tuple[int, int]:
-        """How many columns noise and gradients have."""
-        return self._Z, self._G
-
-    def nothing(self, rows: int) -> tuple[Array, Array]:
+    def _nothing(self, rows: int) -> tuple[Array, Array]:
         """No noise and no gradients."""
         return np.zeros((rows, self._Z)), np.zeros((rows, self._G))
 
@@ -184,7 +179,7 @@ class Entering:
             g, z = g + V, z + S
 
     def _wide(self, part: Inputs, t: int, g: int, z: int) -> tuple[Array, Array]:
-        noise, gradient = self.nothing(part.noise.shape[0])
+        noise, gradient = self._nothing(part.noise.shape[0])
         S = part.noise.shape[1]
         if not self._correlated:
             noise[:, z : z + S] = part.noise.toarray()
@@ -211,21 +206,14 @@ def deflated(observation: Observation) -> Deflated:
     V, T = len(observation.victims), observation.gradient_rounds
     inputs = Entering(observation)
     unknown = inputs.unknown
-    work = [_round_work(step, *inputs.columns) for step in observation.steps]
-    expect_work(sum(work))
-    for step, (seen_new, out_new), units in zip(observation.steps, inputs, work, strict=True):
+    expect_work(T)
+    for step, (seen_new, out_new) in zip(observation.steps, inputs, strict=True):
         unknown.move(step.out.state, *out_new, unknown.see(step.observed.state, *seen_new))
-        report_work(units)
+        report_work(1)
     white_KTV = unknown.white.reshape(-1, T, V)
     M_VTT = np.einsum("ksv,ktv->vst", white_KTV, white_KTV)
     M_VTT[unknown.uncovered.reshape(T, V).any(axis=0)] = np.inf
     return Deflated(M_VTT * (1 + COVERED * unknown.doubt), len(unknown.white), unknown.doubt < CLEAR)
-
-
-def _round_work(step: ObservedStep, Z: int, G: int) -> float:
-    """About how many multiplications a round takes, those of a sparse matrix and of single entries counted as more."""
-    P, X = step.observed.state.shape[0], step.out.state.shape[0]
-    return (10.0 * step.out.state.nnz + 100.0 * X) * (Z + G) + (4.0 * Z + G) * P**2
 
 
 # --- several gossip steps per gradient -----------------------------------------------------------------------------
@@ -254,7 +242,7 @@ def _basis_step(observation: Observation, whole: StepMatrices, step: ObservedSte
         heard |= columns_touched(sparse.csr_array(abs(chosen) @ reach))
         reach = sparse.csr_array(abs(mixing.weights) @ reach)
     basis = sparse.csr_array(unknown.basis.T)
-    if unknown.doubt > CLEAR or rank_of_gossip(zip(each, whole.mixings, strict=True)) != basis.shape[0]:
+    if unknown.doubt > CLEAR or rank_of_gossip(zip(each, whole.mixings, strict=True), n) != basis.shape[0]:
         basis = submatrix(sparse.eye_array(n, format="csr"), heard, None)  # each first message by itself tells no less
     messages = reduced_inputs(whole, whole.sent[0].rows, observation.view, observation.victims)
     return replace(step, observed=Inputs(*(sparse.csr_array(basis @ part) for part in messages)))
@@ -263,23 +251,93 @@ def _basis_step(observation: Observation, whole: StepMatrices, step: ObservedSte
 @once_for_each
 def _is_gossip(whole: StepMatrices) -> bool:
     """Whether every node says the same to all, and then a combination of what it received and what it said before."""
-    n = whole.mixings[0].n
-    for sent in whole.sent:
-        if len(sent.sender) != n or np.any(sent.sender != np.arange(n)) or np.any(sent.receiver != -1):
-            return False
+    maps, everybody = whole.maps, np.arange(whole.mixings[0].n)
+    if any(not np.array_equal(sent.sender, everybody) or np.any(sent.receiver != -1) for sent in whole.sent):
+        return False
     fixed = all(mixing is whole.mixings[0] for mixing in whole.mixings)
-    for j in range(1, len(whole.sent)):
-        received = sparse.csr_array(whole.mixings[j - 1].weights @ whole.sent[j - 1].rows)
-        earlier = whole.sent[j - 2].rows if fixed and j > 1 else None
-        if not _combines(whole.sent[j], received, earlier):
+    for j, said in enumerate(maps.sent[1:]):
+        shares, earlier = dict(said), dict(maps.sent[j - 1]) if fixed and j else {}
+        received = shares.pop(maps.mixed(j), np.zeros(1))
+        others = [shares.get(number, 0.0) / one for number, one in earlier.items()]
+        if not received.all() or np.ptp(received) or not shares.keys() <= earlier.keys():
+            return False
+        if others and np.ptp(others) > ROUNDING * np.max(np.abs(others)):
             return False
     return True
 
 
-def _combines(sent: TracedMessages, received: sparse.csr_array, earlier: sparse.csr_array | None) -> bool:
-    """`heard = a received + b earlier` with a not zero: then both span the same."""
-    parts = [received] if earlier is None else [received, earlier]
-    products = np.array([[float(one.multiply(other).sum()) for one in parts] for other in parts])
-    shares = np.linalg.lstsq(products, np.array([float(part.multiply(sent.rows).sum()) for part in parts]))[0]
-    rest = sent.rows - sum(share * part for share, part in zip(shares, parts, strict=True))
-    return bool(abs(shares[0]) > 1e-3 and (rest.nnz == 0 or abs(rest).max() <= 1e-12 * abs(sent.rows).max()))
+# --- rank ----------------------------------------------------------------------------------------------------------
+
+LARGEST, LONGEST = 2_000, 3e8
+"""Noise sources up to which a rank is computed of weights as they are stored; multiplications, of fractions."""
+
+
+class Rank(NamedTuple):
+    """The rank of B, the map from noise to observations, and the columns of A, G of them, that are seen without noise:
+    some combination of observations has an entry there, and no noise. Noise is stored in other units than gradients,
+    and rounded by itself, so that such columns are known only if it is `certain` what is meant: if all weights are next
+    to simple fractions."""
+
+    rank: int
+    uncovered: NDArray[np.bool_]
+    certain: bool
+
+
+def exact_rank(observation: Observation, *, stored: bool) -> Rank | None:
+    """Of weights as they are `stored`, or of the simple fractions next to them; None where that would take long."""
+    Z, G = observation.sources, len(observation.victims) * observation.gradient_rounds
+    work = observation.rows * min(observation.rows, Z) * (Z + G)
+    if observation.system.correlation is not None or (Z > LARGEST if stored else work > LONGEST):
+        return None
+    modulo = Modulo(random_prime())
+    echelon, state_IX = Echelon(modulo, Z, G), np.zeros((Z + G, observation.steps[0].observed.state.shape[1]), np.int64)
+    z, g, certain = 0, Z, not stored
+    for seen, out in map_equal_steps(partial(_exact_parts, stored=stored), observation.steps):
+        both = []
+        for state, gradient, noise in (seen, out):
+            rows = times(modulo, state_IX, state)
+            for at, part in ((z, noise), (g, gradient)):
+                rows[at : at + part.places.shape[0]] += dense(modulo, part)
+                certain = certain and all(value.denominator <= SIMPLE for value in part.values)
+            certain = certain and all(value.denominator <= SIMPLE for value in state.values)
+            both.append(rows % modulo.prime)
+        z, g, state_IX = z + seen[2].places.shape[0], g + seen[1].places.shape[0], both[1]
+        echelon.add(both[0].T)
+    return Rank(echelon.rank, echelon.bare & certain, certain)
+
+
+def rank_of_gossip(steps: Iterable[tuple[sparse.csr_array, Mixing]], n: int) -> int:
+    """How many combinations of first messages a view gets in some gossip steps: what it gets of each, and its weights,
+    as the simple fractions next to them."""
+    modulo = Modulo(random_prime())
+    echelon, state_IX = Echelon(modulo, n), np.eye(n, dtype=np.int64)
+    for seen, mixing in steps:
+        echelon.add(times(modulo, state_IX, _transposed(seen, meant)).T)
+        state_IX = times(modulo, state_IX, _transposed(mixing.weights, meant))
+    return echelon.rank
+
+
+def _transposed(matrix: sparse.csr_array, fraction: Callable[[float], Fraction]) -> Exact:
+    return Exact.near(sparse.csr_array(matrix.T), fraction)
+
+
+def _exact_parts(step: ObservedStep, *, stored: bool) -> list[list[Exact]]:
+    """What is seen and how the state goes on, transposed; noise and gradients in units of their largest entries: that
+    changes no rank, and leaves weights."""
+    noise, gradient = (_in_units(step.observed[part], step.out[part]) for part in (2, 1))
+    parts = zip((step.observed.state, step.out.state), gradient, noise, strict=True)
+    return [[_transposed(part, Fraction if stored else meant) for part in inputs] for inputs in parts]
+
+
+def _in_units(*parts: sparse.csr_array) -> list[sparse.csr_array]:
+    """Columns in units of their largest entry. In those with entries of both signs, differences of weights, what is
+    next to nothing is what rounding leaves."""
+    both = sparse.vstack([*parts, sparse.csr_array((1, parts[0].shape[1]))], format="csc")
+    least, largest = both.min(axis=0).toarray().ravel(), both.max(axis=0).toarray().ravel()
+    units, differ = np.maximum(-least, largest), (least < 0) & (largest > 0)
+    found = []
+    for part in parts:
+        values = np.divide(part.data, units[part.indices], out=np.zeros(len(part.data)), where=part.data != 0)
+        values[differ[part.indices] & (np.abs(values) <= NEAR)] = 0.0
+        found.append(sparse.csr_array((values, part.indices, part.indptr), shape=part.shape))
+    return found

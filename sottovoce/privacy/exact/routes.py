@@ -29,10 +29,9 @@ from sottovoce.errors import Unaccountable
 from sottovoce.privacy.exact.average import Separated, average_has_no_noise, separated
 from sottovoce.privacy.exact.averaging import averaging_loss
 from sottovoce.privacy.exact.conjugate import conjugate
-from sottovoce.privacy.exact.deflation import UNCOVERED, Deflated, deflated
+from sottovoce.privacy.exact.deflation import UNCOVERED, Deflated, Rank, deflated, exact_rank
 from sottovoce.privacy.exact.elimination import eliminate_known_messages, without_implied_models
 from sottovoce.privacy.exact.gram import gram
-from sottovoce.privacy.exact.rank import Rank, exact_rank
 from sottovoce.privacy.exact.stationary import DIRECTIONS
 from sottovoce.privacy.exact.whitening import Array, Groups, Singular, kalman
 from sottovoce.privacy.guarantee import Figure

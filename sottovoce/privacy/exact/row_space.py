@@ -108,7 +108,7 @@ class Exact:
     @cached_property
     def most_terms(self) -> int:
         """The largest number of entries of a row or a column."""
-        return int(max(np.bincount(one).max(initial=0) for one in self.places.nonzero()))
+        return int(max(np.bincount(one).max(initial=0) for one in self.places.tocoo().coords))
 
 
 def _structure(matrix: sparse.csc_array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -161,8 +161,7 @@ class _Arithmetic(Protocol):
 def dense(arithmetic: _Arithmetic, matrix: Exact) -> NDArray[Any]:
     """All its numbers."""
     found = np.zeros(matrix.places.shape, dtype=arithmetic.dtype)
-    row, column = matrix.places.nonzero()
-    found[row, column] = matrix.entries(arithmetic.number, arithmetic.dtype)
+    found[matrix.places.tocoo().coords] = matrix.entries(arithmetic.number, arithmetic.dtype)
     return found
 
 
