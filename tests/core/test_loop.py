@@ -9,7 +9,7 @@ import torch
 from sottovoce import algorithm, dropout, iterate_rounds
 from sottovoce.core import arrays
 from sottovoce.core.compression import parse_compression
-from sottovoce.distributed.sharded_rows import Halo, NodeShard, ShardedRows
+from sottovoce.distributed.sharded_rows import NodeShard, ShardedRows
 
 NET = dropout("ring:6", rate=0.4, seed=5)
 AWAY = ~NET.at(0).active
@@ -43,13 +43,9 @@ def test_a_node_that_is_away_with_infinity_has_it_still(kind):
 
 def test_rows_of_several_processes_are_chosen_with_what_is_known_of_other_nodes():
     shard = NodeShard((np.array([0, 2]), np.array([1, 3])), 0)
-    new, old = (
-        ShardedRows(shard, torch.full((2, 1), value), Halo(np.array([3, 1]), torch.full((2, 1), value)))
-        for value in (torch.inf, 1.0)
-    )
+    new, old = (ShardedRows(shard, torch.full((4, 1), value), np.array([3, 1])) for value in (torch.inf, 1.0))
     chosen = arrays.where(np.array([True, False, False, True]), new, old)
-    assert chosen.own.ravel().tolist() == [torch.inf, 1.0]
-    assert chosen.halo.rows.ravel().tolist() == [torch.inf, 1.0]
+    assert chosen.rows.ravel().tolist() == [torch.inf, 1.0, torch.inf, 1.0]
 
 
 def test_a_coordinate_that_is_not_sent_is_zero_whatever_it_is():
