@@ -23,8 +23,8 @@ from benchmarks.members import prepare
 from sottovoce import NoiseKey, algorithm, uniform
 from sottovoce.core.discrete_gaussians import draw_discrete_gaussians
 from sottovoce.core.grid import with_exact_noise
+from sottovoce.core.integer_sums import sum_grid
 from sottovoce.core.pair_masks import PairMasks, pair_key
-from sottovoce.core.sum_grid import sum_grid
 from sottovoce.federation.link_rules import MaskedSums
 from sottovoce.federation.rehearsal import rehearse
 from sottovoce.ledger.payloads import Place

@@ -13,8 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, Role
 from sottovoce.core.arrays import Rows
-from sottovoce.core.class_correlation import ClassCorrelation
-from sottovoce.core.correlation import Correlation, Differences, Triangular
+from sottovoce.core.correlation import ClassCorrelation, Correlation, Differences, Triangular
 from sottovoce.core.gossip import Gossip
 from sottovoce.core.noise import Temporal
 from sottovoce.core.participation import Participation, parse_participation

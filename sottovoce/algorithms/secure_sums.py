@@ -15,8 +15,8 @@ from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStep
 from sottovoce.core import arrays
 from sottovoce.core.arrays import Rows
 from sottovoce.core.gossip import Gossip, with_noise
+from sottovoce.core.integer_sums import check_sum_sets
 from sottovoce.core.noise import Independent
-from sottovoce.core.sum_sets import check_sum_sets
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from sottovoce.core.message_grid import MessageGrid
+from sottovoce.core.grid import MessageGrid
+from sottovoce.core.integer_sums import IntegerSums
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import FactoredMatrix, NoiseTerm
-from sottovoce.core.sum_grid import IntegerSums
 
 
 @dataclass(frozen=True)

@@ -31,16 +31,15 @@ from sottovoce.core.algorithm import Algorithm, Message, State, Weighted, sums_o
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.gossip_step import GossipStep
-from sottovoce.core.grid import check_models, noise_on_grid, why_not_exact
+from sottovoce.core.grid import check_models, message_grid, noise_on_grid, why_not_exact
+from sottovoce.core.integer_sums import IntegerSums, model_grid, sum_grid
 from sottovoce.core.loop_inputs import Gradient, LoopInputs
-from sottovoce.core.message_grid import message_grid
 from sottovoce.core.messages import LoopState, PlayedRound, PlayedStep, value_of
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.round_watch import UNWATCHED, RoundWatch
 from sottovoce.core.sensitivity import check_nodes, in_units_of_largest, largest
-from sottovoce.core.sum_grid import IntegerSums, model_grid, sum_grid
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Transport, mixed_weight
 from sottovoce.errors import InputError, SumFailed, Unaccountable

@@ -13,9 +13,9 @@ from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.grid import NoiseOnGrid
+from sottovoce.core.integer_sums import SumGrid
 from sottovoce.core.noise import FactoredMatrix
 from sottovoce.core.noise_sources import Sources
-from sottovoce.core.sum_grid import SumGrid
 
 
 class LoopInputs(Protocol):

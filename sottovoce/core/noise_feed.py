@@ -15,13 +15,12 @@ from scipy import sparse
 
 from sottovoce.core import arrays
 from sottovoce.core.arrays import Precision, Reals, Rows
-from sottovoce.core.class_correlation import for_sources, groups_of
 from sottovoce.core.compression import Compression
-from sottovoce.core.correlation import Correlation
+from sottovoce.core.correlation import Correlation, for_sources, groups_of
 from sottovoce.core.discrete_gaussians import draw_discrete_gaussians
 from sottovoce.core.exact_gaussians import fine_, guess_
-from sottovoce.core.fixed_point import encoded
 from sottovoce.core.grid import NoiseOnGrid
+from sottovoce.core.integer_sums import SumGrid, encoded
 from sottovoce.core.loop_inputs import Gradient
 from sottovoce.core.noise import FactoredMatrix
 from sottovoce.core.noise_key import public_stream
@@ -36,7 +35,6 @@ from sottovoce.core.rounded_sum import (
     noise_bounds,
     rounded_sum_,
 )
-from sottovoce.core.sum_grid import SumGrid
 from sottovoce.errors import Diverged, InputError
 
 CHUNK = 1 << 22

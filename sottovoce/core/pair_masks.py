@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from sottovoce.core.aes_stream import KEY_BYTES, derived_key
-from sottovoce.core.fixed_point import Words
+from sottovoce.core.integer_sums import Words
 from sottovoce.errors import InputError
 
 PURPOSE = "secure sum"

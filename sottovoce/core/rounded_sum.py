@@ -20,8 +20,7 @@ import numpy as np
 from scipy import linalg, sparse
 
 from sottovoce.core.arrays import IN_CACHE, Reals
-from sottovoce.core.class_correlation import for_sources, of_node
-from sottovoce.core.correlation import Correlation
+from sottovoce.core.correlation import Correlation, for_sources, of_node
 from sottovoce.core.exact_gaussians import (
     FINE_ERROR,
     GUESS_ERROR,

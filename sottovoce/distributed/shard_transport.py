@@ -24,15 +24,14 @@ from sottovoce.core.arrays import Reals, Rows
 from sottovoce.core.compression import Compression
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.gossip_step import GossipStep
-from sottovoce.core.grid import NoiseOnGrid
+from sottovoce.core.grid import MessageGrid, NoiseOnGrid, sums_of_shares
+from sottovoce.core.integer_sums import ModelGrid, SumGrid
 from sottovoce.core.loop_inputs import Gradient, LoopInputs
-from sottovoce.core.message_grid import MessageGrid, sums_of_shares
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import FactoredMatrix, NoiseTerm
 from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.random_streams import RandomSource
-from sottovoce.core.sum_grid import ModelGrid, SumGrid
 from sottovoce.core.transport import Delivered, Nodes, StartingRows, StoredRows, mixed_weight
 from sottovoce.distributed.sharded_rows import (
     NOWHERE,

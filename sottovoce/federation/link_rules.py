@@ -22,8 +22,7 @@ import numpy as np
 from sottovoce.core.algorithm import Algorithm, Weighted
 from sottovoce.core.arrays import Precision, Reals
 from sottovoce.core.compression import Compression, Identity
-from sottovoce.core.fixed_point import Integers, Words, weighted
-from sottovoce.core.integer_weights import IntegerWeights, integer_weights
+from sottovoce.core.integer_sums import Integers, IntegerWeights, Words, integer_weights, weighted
 from sottovoce.core.loop import integer_sums
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.pair_masks import PairMasks

@@ -26,13 +26,11 @@ from torch import Tensor
 from sottovoce.core import arrays
 from sottovoce.core.algorithm import Algorithm, sums_over_all
 from sottovoce.core.arrays import Rows
-from sottovoce.core.fixed_point import Integers, Words, encoded
 from sottovoce.core.gossip_step import GossipStep
-from sottovoce.core.integer_weights import IntegerWeights
+from sottovoce.core.integer_sums import Integers, IntegerSums, IntegerWeights, ModelGrid, SumGrid, Words, encoded
 from sottovoce.core.loop_inputs import Gradient, LoopInputs
 from sottovoce.core.pair_masks import PairMasks
 from sottovoce.core.random_streams import RandomSource
-from sottovoce.core.sum_grid import IntegerSums, ModelGrid, SumGrid
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import Delivered
 from sottovoce.distributed.shard_transport import ShardTransport

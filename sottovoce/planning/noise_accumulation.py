@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.class_correlation import groups_of
+from sottovoce.core.correlation import groups_of
 from sottovoce.tracing.linear_system import LinearSystem, map_equal_steps
 
 ENTRIES = 3e7

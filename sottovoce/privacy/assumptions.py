@@ -14,9 +14,8 @@ from functools import cached_property
 
 from sottovoce.core.adjacency import Change
 from sottovoce.core.algorithm import sums_over_all
-from sottovoce.core.grid import grid_step
-from sottovoce.core.message_grid import message_grid
-from sottovoce.core.sum_grid import sum_grid
+from sottovoce.core.grid import grid_step, message_grid
+from sottovoce.core.integer_sums import sum_grid
 from sottovoce.privacy.absorption import rounding_cost, rounding_is_bounded
 from sottovoce.privacy.discrete_noise import discrete_factor
 from sottovoce.privacy.rounding import round_up

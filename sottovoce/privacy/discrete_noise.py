@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 
 from sottovoce.core.grid import PARAMETERS
-from sottovoce.core.sum_grid import SumGrid
+from sottovoce.core.integer_sums import SumGrid
 from sottovoce.errors import Unaccountable
 
 SMOOTHING = 16.0

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from sottovoce.core.adjacency import Adjacency
 from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.final_models import FinalModels
-from sottovoce.core.message_grid import MessageGrid, message_grid
+from sottovoce.core.grid import MessageGrid, message_grid
+from sottovoce.core.integer_sums import sum_grid
 from sottovoce.core.participation import Participation
-from sottovoce.core.sum_grid import sum_grid
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.absorption import Coupling, all_step_with_noise, couple, may_couple
 from sottovoce.privacy.absorption_policy import (

@@ -12,8 +12,7 @@ from scipy import linalg, sparse
 from scipy.sparse import csgraph
 
 from sottovoce.core.algorithm import Algorithm
-from sottovoce.core.class_correlation import groups_of
-from sottovoce.core.correlation import Correlation
+from sottovoce.core.correlation import Correlation, groups_of
 from sottovoce.core.participation import Participation
 from sottovoce.core.sensitivity import in_units_of_largest, relative
 from sottovoce.errors import Unaccountable

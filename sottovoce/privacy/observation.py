@@ -19,7 +19,7 @@ from scipy.sparse import csgraph
 
 from sottovoce.core.algorithm import sums_over_neighbours
 from sottovoce.core.arrays import given_array
-from sottovoce.core.class_correlation import unrolled_inverse
+from sottovoce.core.correlation import unrolled_inverse
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.graphs import Graph
 from sottovoce.core.mixing import Mixing

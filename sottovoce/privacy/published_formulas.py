@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from sottovoce.core.class_correlation import ClassCorrelation
+from sottovoce.core.correlation import ClassCorrelation
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.noise import Independent, Temporal, ZeroSum
 from sottovoce.core.participation import Participation

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from scipy import sparse
 
-from sottovoce.core.class_correlation import unrolled_inverse
-from sottovoce.core.correlation import Correlation
+from sottovoce.core.correlation import Correlation, unrolled_inverse
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import PerNode

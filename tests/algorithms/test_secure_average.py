@@ -12,10 +12,9 @@ from scipy import stats
 
 from sottovoce import InputError, NoiseKey, account, algorithm, calibrate, iterate_rounds, trace, train, uniform
 from sottovoce.core.discrete_gaussians import draw_discrete_gaussians
-from sottovoce.core.fixed_point import decoded, encoded, weighted
 from sottovoce.core.grid import with_exact_noise
+from sottovoce.core.integer_sums import decoded, encoded, sum_grid, weighted
 from sottovoce.core.pair_masks import PairMasks, Place, pair_key
-from sottovoce.core.sum_grid import sum_grid
 
 D = 40
 

@@ -13,8 +13,7 @@ import pytest
 
 from sottovoce import InputError, SecretSource, algorithm, from_matrix, metropolis, train, weigh
 from sottovoce.core import rounded_sum
-from sottovoce.core.class_correlation import ClassCorrelation
-from sottovoce.core.correlation import Differences, Triangular
+from sottovoce.core.correlation import ClassCorrelation, Differences, Triangular
 from sottovoce.core.exact_gaussians import BLOCK, FINE_ERROR, GUESS_ERROR, decimal_number, fine_, fine_numbers, guess_
 from sottovoce.core.grid import NoiseOnGrid, grid_step, noise_on_grid, why_not_exact, with_exact_noise
 from sottovoce.core.noise import Temporal

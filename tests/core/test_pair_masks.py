@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from sottovoce import InputError
-from sottovoce.core.fixed_point import SumRange, decoded, weighted
+from sottovoce.core.integer_sums import SumRange, decoded, weighted
 from sottovoce.core.pair_masks import PairMasks, Place, pair_key
 
 AGREEMENT = hashlib.sha256(b"agreement").digest()

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from sottovoce import InputError, SecretSource, algorithm, metropolis
-from sottovoce.core.class_correlation import ClassCorrelation
-from sottovoce.core.correlation import Triangular
+from sottovoce.core.correlation import ClassCorrelation, Triangular
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.messages import LoopState

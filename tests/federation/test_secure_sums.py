@@ -12,8 +12,8 @@ import torch
 from scipy import stats
 
 from sottovoce import algorithm, uniform, weigh
-from sottovoce.core.fixed_point import encoded
 from sottovoce.core.grid import with_exact_noise
+from sottovoce.core.integer_sums import encoded
 from sottovoce.core.loop import integer_sums
 from sottovoce.core.pair_masks import PairMasks
 from sottovoce.core.pair_masks import Place as MaskPlace

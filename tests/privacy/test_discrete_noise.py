@@ -11,7 +11,7 @@ from scipy import stats
 
 from sottovoce import Unaccountable, account, algorithm, trace, uniform
 from sottovoce.core.grid import with_exact_noise
-from sottovoce.core.sum_grid import sum_grid
+from sottovoce.core.integer_sums import sum_grid
 from sottovoce.privacy.discrete_noise import SMOOTHING, discrete_factor, lattice_exponent
 
 

@@ -20,8 +20,7 @@ from sottovoce import (
     parse_experiment,
     trace,
 )
-from sottovoce.core.grid import with_exact_noise
-from sottovoce.core.message_grid import message_grid
+from sottovoce.core.grid import message_grid, with_exact_noise
 from sottovoce.privacy.assumptions import NOT_ROUNDED_KINDS, Assumption, AssumptionKind, NotCovered
 from sottovoce.privacy.calibration import with_sigma
 from sottovoce.privacy.guarantee import PrivacyFigure

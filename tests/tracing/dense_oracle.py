@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.algorithm import Algorithm
-from sottovoce.core.class_correlation import groups_of
-from sottovoce.core.correlation import Correlation
+from sottovoce.core.correlation import Correlation, groups_of
 from sottovoce.core.loop import play_round, start_run
 from sottovoce.core.noise import FactoredMatrix
 from sottovoce.core.noise_sources import Sources

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
 
-from sottovoce.core.class_correlation import groups_of
+from sottovoce.core.correlation import groups_of
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.sparsity import columns_touched, submatrix
 from sottovoce.privacy.exact.row_space import Echelon, Exact, Modulo, dense, random_prime, times

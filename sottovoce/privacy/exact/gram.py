@@ -11,8 +11,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import sparse
 
-from sottovoce.core.class_correlation import groups_of
-from sottovoce.core.correlation import Correlation
+from sottovoce.core.correlation import Correlation, groups_of
 from sottovoce.privacy.exact import whitening
 from sottovoce.privacy.exact.stationary import settled
 from sottovoce.privacy.exact.whitening import (

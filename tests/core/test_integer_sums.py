@@ -10,9 +10,15 @@ import pytest
 from mpmath import mp
 
 from sottovoce import InputError, metropolis, uniform
-from sottovoce.core.fixed_point import LARGEST_INTEGER, SumRange, decoded, encoded, weighted
-from sottovoce.core.integer_weights import integer_weights
-from sottovoce.core.sum_sets import check_sum_sets
+from sottovoce.core.integer_sums import (
+    LARGEST_INTEGER,
+    SumRange,
+    check_sum_sets,
+    decoded,
+    encoded,
+    integer_weights,
+    weighted,
+)
 from sottovoce.core.topologies import from_matrix
 
 

@@ -11,9 +11,8 @@ import pytest
 from sottovoce import InputError, NoiseKey, algorithm, dropout, iterate_rounds, metropolis, train, uniform
 from sottovoce.core.exact_gaussians import fine_
 from sottovoce.core.gossip import Gossip, Model
-from sottovoce.core.grid import why_not_exact, with_exact_noise
+from sottovoce.core.grid import message_grid, why_not_exact, with_exact_noise
 from sottovoce.core.loop import play_round, start_run
-from sottovoce.core.message_grid import message_grid
 from sottovoce.core.noise import ZeroSum
 
 GRAPHS = ("ring:6", "star:5", "path:4")
@@ -83,7 +82,7 @@ def test_messages_are_made_some_at_a_time_with_the_same_bits(monkeypatch):
         return train(built, net, np.zeros((9, 30)), lambda t, x: np.cos(x), rounds=4, noise_key=NoiseKey.of_seed(5))
 
     whole = end()
-    monkeypatch.setattr("sottovoce.core.message_grid.AT_ONCE", 200)
+    monkeypatch.setattr("sottovoce.core.grid.AT_ONCE", 200)
     assert len(list(grid.blocks(30))) > 4
     edges = np.concatenate([np.stack(block) for block in grid.blocks(30)], axis=1)
     assert edges.shape[1] == len(set(map(tuple, edges.T.tolist()))) == net.at(0).weights.nnz - 9

@@ -18,8 +18,7 @@ from sottovoce import (
     trace,
     views,
 )
-from sottovoce.core.class_correlation import ClassCorrelation, for_sources
-from sottovoce.core.correlation import Differences, Triangular
+from sottovoce.core.correlation import ClassCorrelation, Differences, Triangular, for_sources
 from sottovoce.core.exact_gaussians import fine_
 from sottovoce.core.grid import noise_on_grid, with_exact_noise
 from sottovoce.core.noise import Temporal
