@@ -34,7 +34,7 @@ from sottovoce.core.loop_inputs import Gradient
 from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.core.sensitivity import largest, relative
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.exact import routes
 from sottovoce.privacy.observation import Observation, observe
 from sottovoce.privacy.views import View, parse_view
@@ -89,6 +89,11 @@ def audit(
     """
     observation = observe(system, parse_view(adversary, labels=system.topology.names), victims=[victim])
     need_messages(observation)
+    if system.classes > 1:
+        raise Unaccountable(
+            f"{system.algorithm.name} scales coordinates differently, and repetitions are coordinates that are alike; "
+            "audit the models of a run instead"
+        )
     _check(observation, repetitions, distinguisher, one_run)
     check_confidence(confidence), check_delta(delta)
     white = routes.whitened(observation)

@@ -33,7 +33,7 @@ Plain: TypeAlias = "Reals | Tensor"
 """An array of numbers: numpy's or torch's."""
 
 Operand: TypeAlias = Any
-"""Rows of the same kind, a number, or one public number per node (N x 1, numpy or torch).
+"""Rows of the same kind, a number, or public numbers per node (N x 1) or parameter (numpy or torch, see `convert`).
 
 Not written as a union: the operators of numpy and torch are typed for their own arrays only.
 """
@@ -114,8 +114,9 @@ def is_torch(rows: object) -> TypeGuard[Tensor]:
     return type(rows).__module__.partition(".")[0] == "torch"
 
 
-def convert(values: Reals, like: Rows) -> Rows:
-    """A numpy array as an array of the kind, precision and device of `like`."""
+def convert(values: Plain, like: Rows) -> Rows:
+    """Public numbers, numpy's or torch's, as an array of the kind, precision and device of `like`."""
+    values = to_numpy(values)
     if is_torch(like):
         torch = sys.modules["torch"]
         return torch.from_numpy(np.ascontiguousarray(values)).to(dtype=like.dtype, device=like.device)

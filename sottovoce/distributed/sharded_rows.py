@@ -197,15 +197,15 @@ class ShardedRows:
     # --- arithmetic ------------------------------------------------------------------------------------------------
 
     def _with(self, other: Operand, act: Arithmetic) -> ShardedRows:
-        """`act` with other rows of this shard, a number, or one public number per node."""
+        """`act` with other rows of this shard, a number, or public numbers, one for each node or parameter."""
         if isinstance(other, ShardedRows):
             if np.array_equal(self.away, other.away):
                 return ShardedRows(self.shard, act(self.rows, other.rows), self.away)
             return ShardedRows(self.shard, act(self.own, other.own))
         if isinstance(other, np.ndarray) or arrays.is_torch(other):
             public = self.converted(other) if isinstance(other, np.ndarray) else other
-            assert tuple(public.shape) == (self.shard.n, 1), "one public number per node"
-            other = public[torch.from_numpy(self.held)]
+            each_node = public.ndim == 2 and public.shape[0] == self.shard.n
+            other = public[torch.from_numpy(self.held)] if each_node else public
         elif not isinstance(other, int | float | np.integer | np.floating):
             return NotImplemented
         return ShardedRows(self.shard, act(self.rows, other), self.away)

@@ -355,6 +355,10 @@ class KindBounds:
         """The absorption bound."""
         _require_training(self.system)
         _require_messages(self.system)
+        if self.system.classes > 1:
+            raise Unaccountable(
+                "coordinates are scaled differently, so no condition on the loss keeps steps from expanding"
+            )
         views = dict.fromkeys([self.view, replace(self.view, secure_sum=False)])
         victims = self.observation.victims
         policy = policy_for(self.system, len(victims), self.scheme, optimised=self.optimised)

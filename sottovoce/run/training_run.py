@@ -34,7 +34,7 @@ from sottovoce.learning.tasks import CPU, Gradients, Task
 from sottovoce.privacy.amplification import SampledNodes
 from sottovoce.support.json_numbers import JSON
 from sottovoce.tracing.certificate import Certificate
-from sottovoce.tracing.round_maps import RoundMaps
+from sottovoce.tracing.round_maps import ClassMaps
 from sottovoce.tracing.tracer import trace_all_maps
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class TrainingRun:
         return models
 
     @cached_property
-    def maps(self) -> tuple[RoundMaps, ...]:
+    def maps(self) -> tuple[ClassMaps, ...]:
         """What the maps of the algorithm are, in every round: what is accounted for, and what the run keeps to."""
         return trace_all_maps(self.algorithm, self.topology, rounds=self.rounds)
 

@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Coordinate:
-    """Which coordinate is traced, of how many; they differ only if compression keeps some of them."""
+    """Which coordinate is traced, of how many; they differ if compression keeps some of them, or factors differ."""
 
     index: int
     dimension: int
@@ -47,11 +47,46 @@ FIRST = Coordinate(0, 1)
 """The only coordinate of a one-dimensional run."""
 
 
+class Coordinates:
+    """Which coordinate is traced, and which others are treated like it: those with the same factors throughout.
+
+    `labels` has the class of every coordinate, as far as factors that differ by coordinate were met.
+    """
+
+    def __init__(self, traced: Coordinate) -> None:
+        self.traced = traced
+        self.labels: NDArray[np.intp] | None = None if traced is FIRST else np.zeros(traced.dimension, dtype=np.intp)
+        self._known: dict[bytes, NDArray[np.float64]] = {}
+
+    def note(self, factors: NDArray[np.float64]) -> None:
+        """Tell coordinates apart by these factors, K x D."""
+        if self.labels is None:
+            self.labels = np.zeros(factors.shape[1], dtype=np.intp)
+        if factors.shape[1] != len(self.labels):
+            raise Unaccountable(
+                f"factors for {factors.shape[1]} and for {len(self.labels)} parameters; give one for each parameter"
+            )
+        key = factors.tobytes()
+        if key not in self._known:
+            self._known[key] = factors
+            _, labels = np.unique(np.vstack([self.labels, factors]), axis=1, return_inverse=True)
+            self.labels = labels.reshape(-1)
+
+    @property
+    def others(self) -> list[Coordinate]:
+        """One coordinate of every class but that of the traced one."""
+        if self.labels is None:
+            return []
+        labels, first = np.unique(self.labels, return_index=True)
+        mine = self.labels[self.traced.index]
+        return [Coordinate(int(at), len(self.labels)) for label, at in zip(labels, first, strict=True) if label != mine]
+
+
 class Basis:
     """A feed that answers with basis rows: every gradient and every noise source gets a column of its own."""
 
-    def __init__(self, n: int, seed: int, coordinate: Coordinate) -> None:
-        self.n, self._seed, self._coordinate = n, seed, coordinate
+    def __init__(self, n: int, seed: int, coordinates: Coordinates) -> None:
+        self.n, self._seed, self._coordinates = n, seed, coordinates
         self.sources: list[tuple[int, int, Sources]] = []
         self._blocks: list[tuple[str, int]] = []
         self._starts: list[int] = []
@@ -86,6 +121,11 @@ class Basis:
         self.sources.append((round, step, sources))
         self._starts.append(self._open("noise", sources.size))
         return self._starts[-1]
+
+    def at_coordinate(self, factors: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The factors of the coordinate that is traced."""
+        self._coordinates.note(factors)
+        return factors[:, self._coordinates.traced.index]
 
     def gradient(self, round: int, point: Rows) -> LinearRows:
         """A basis row for each node; what the gradient depends on does not matter."""
@@ -124,7 +164,7 @@ class Basis:
                 f"{operator.name} is not linear, so single messages cannot be traced; "
                 "use rand:A or identity compression, or the view given all noisy gradients"
             )
-        if self._coordinate is FIRST:
+        if self._coordinates.traced is FIRST:
             raise InputError(
                 f"{operator.name} traced without a coordinate",
                 "which coordinates it keeps depends on their number",
@@ -135,14 +175,15 @@ class Basis:
     def _kept(self, operator: RandomK, round: int, step: int) -> NDArray[np.float64]:
         """One for each node that sends the coordinate, zero for the others."""
         streams = [public_stream(self._seed, "compression", [node], round, step) for node in range(self.n)]
-        return operator.mask(self._coordinate.dimension, streams)[:, [self._coordinate.index]].astype(float)
+        traced = self._coordinates.traced
+        return operator.mask(traced.dimension, streams)[:, [traced.index]].astype(float)
 
 
 class MapInputs(Basis):
     """Columns for the inputs of every map: of noise, for the sum that is added, whatever its sources are."""
 
-    def __init__(self, n: int) -> None:
-        super().__init__(n, 0, FIRST)
+    def __init__(self, n: int, coordinates: Coordinates) -> None:
+        super().__init__(n, 0, coordinates)
 
     def noise(self, sources: Sources, matrix: FactoredMatrix, round: int, step: int) -> LinearRows:
         """Columns for the first term; of others, which are added to it, there is nothing more to say."""

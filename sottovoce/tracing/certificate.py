@@ -33,7 +33,7 @@ from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import NoiseTerm
 from sottovoce.errors import Diverged, Uncertified
-from sottovoce.tracing.round_maps import Combination, Numbers, RoundMaps
+from sottovoce.tracing.round_maps import ClassMaps, Combination, Numbers, RoundMaps
 
 ROUNDINGS = 6.0
 """How far values may be away. A few operations err by half a unit each, and across a direction they add up like noise:
@@ -79,12 +79,53 @@ def what_is_checked(compression: Compression, rounds: int) -> str:
 
 
 class Certificate:
-    """Watches the rounds of a run. `local` takes loop rows to the plain rows of the nodes here."""
+    """Watches the rounds of a run, each class of coordinates by itself.
+
+    `local` takes loop rows to the plain rows of the nodes here.
+    """
 
     def __init__(
-        self, maps: Sequence[RoundMaps], name: str, nodes: NDArray[np.intp], local: Callable[[Rows], Rows]
+        self, classes: Sequence[ClassMaps], name: str, nodes: NDArray[np.intp], local: Callable[[Rows], Rows]
     ) -> None:
-        self._maps, self._name, self._nodes, self._local = maps, name, nodes, local
+        self._classes = [ClassCertificate(one, name, nodes, local) for one in classes]
+
+    def begins(self, round: int, state: State) -> None:
+        """Begin from the state as it was compared, or as a checkpoint holds it."""
+        for one in self._classes:
+            one.begins(round, state)
+
+    def takes(self, mixing: Mixing, point: Rows, gradient: Rows, entering: Rows, noise: Rows | float) -> None:
+        """Compare where gradients were taken; note what enters the local step."""
+        for one in self._classes:
+            one.takes(mixing, point, gradient, entering, noise)
+
+    def sends(self, gossip_step: GossipStep, value: Rows) -> None:
+        """Compare a message before it is sent, and the noise that the loop will add to it."""
+        for one in self._classes:
+            one.sends(gossip_step, value)
+
+    def receives(self, gossip_step: GossipStep, mixed: Rows) -> None:
+        """Note what a step gave."""
+        for one in self._classes:
+            one.receives(gossip_step, mixed)
+
+    def ends(self, state: State) -> None:
+        """Compare the state, which the next round begins from."""
+        for one in self._classes:
+            one.ends(state)
+
+    def compare_models(self, models: Rows) -> None:
+        """Compare the models after the round that was told of last."""
+        for one in self._classes:
+            one.compare_models(models)
+
+
+class ClassCertificate:
+    """Watches a class of coordinates."""
+
+    def __init__(self, maps: ClassMaps, name: str, nodes: NDArray[np.intp], local: Callable[[Rows], Rows]) -> None:
+        self._maps, self._name, self._nodes, self._local = maps.rounds, name, nodes, local
+        self._coordinates = maps.coordinates
         self._direction = np.zeros(0)
         self._inputs: list[Seen] = []
         self._slots: tuple[list[Rows], list[Seen]] = ([], [])
@@ -164,9 +205,14 @@ class Certificate:
         for one, found in zip(known, seen, strict=True):
             if one is rows and found.version is not None and found.version == _version(here):
                 return found
-        if len(self._direction) != here.shape[1]:
-            self._direction = _secret_direction(here.shape[1])
-        return _seen(here, self._direction)
+        chosen = self._of_class(here)
+        if len(self._direction) != chosen.shape[1]:
+            self._direction = _secret_direction(chosen.shape[1])
+        return _seen(chosen, self._direction, _version(here))
+
+    def _of_class(self, rows: Plain) -> Plain:
+        """The coordinates of this class."""
+        return rows if self._coordinates is None else rows[:, self._coordinates]
 
     def _compare(self, what: str, combination: Combination, seen: Seen) -> NDArray[np.float64]:
         """Refuse what differs from the combination of what entered by more than rounding, which is returned."""
@@ -222,7 +268,8 @@ class Certificate:
         some, without = self._local(released), self._local(gradient)
         assert is_plain(some)
         assert is_plain(without)
-        noise = to_numpy(some[:, :SAMPLED]).astype(np.float64) - to_numpy(without[:, :SAMPLED])
+        released, bare = (to_numpy(self._of_class(rows)[:, :SAMPLED]) for rows in (some, without))
+        noise = released.astype(np.float64) - bare
         return (noise**2).mean(axis=1), noise.shape[1]
 
     def _check_precision(self, coefficients: NDArray[np.floating] | None, tolerance: NDArray[np.float64]) -> None:
@@ -247,7 +294,7 @@ def _secret_direction(dimension: int) -> NDArray[np.float64]:
     return np.asarray(found / np.linalg.norm(found))
 
 
-def _seen(rows: Plain, direction: NDArray[np.float64]) -> Seen:
+def _seen(rows: Plain, direction: NDArray[np.float64], version: int | None) -> Seen:
     """In float64, as many numbers at a time as a cache holds."""
     values, D = to_numpy(rows), len(direction)
     along, squares = np.empty(len(values)), np.empty(len(values))
@@ -258,7 +305,7 @@ def _seen(rows: Plain, direction: NDArray[np.float64]) -> Seen:
         with np.errstate(invalid="ignore", over="ignore"):
             along[start : start + len(some)] = some @ direction
             squares[start : start + len(some)] = np.vecdot(some, some)
-    return Seen(along, np.sqrt(squares), _version(rows))
+    return Seen(along, np.sqrt(squares), version)
 
 
 def _version(rows: Plain) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,17 +20,28 @@ OTHER_ROUND = (
 )
 
 
+ONLY_FACTORS = "multiplying by anything but a number for each node, or for each parameter,"
+
+
+class InputBasis(Protocol):
+    """What the columns of linear forms are of."""
+
+    def at_coordinate(self, factors: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Of factors that differ by parameter, in their second dimension, those of the coordinate that is traced."""
+
+
 class LinearRows:
     """Rows that are linear forms in the inputs: row u is what node u holds, column j its coefficient of input j.
 
-    Adding, scaling by public numbers and mixing are all it can do. Anything else is not linear, and refuses. Columns
-    mean something only beside those of the same `basis`, which is of one round: rows that an algorithm kept to itself
-    from another round do not add to them. Zeros without a basis go with every other.
+    Adding, scaling by public numbers (one for all, for each node or for each parameter) and mixing are all it can do.
+    Anything else is not linear, and refuses. Columns mean something only beside those of the same `basis`, which is of
+    one round: rows that an algorithm kept to itself from another round do not add to them. Zeros without a basis go
+    with every other.
     """
 
     __slots__ = ("basis", "matrix")
 
-    def __init__(self, matrix: sparse.sparray | tuple[int, int], basis: object = None) -> None:
+    def __init__(self, matrix: sparse.sparray | tuple[int, int], basis: InputBasis | None = None) -> None:
         known = isinstance(matrix, sparse.csr_array)
         self.matrix: sparse.csr_array = matrix if known else sparse.csr_array(matrix)
         self.basis = basis
@@ -68,12 +79,22 @@ class LinearRows:
             return LinearRows(self.matrix * float(factor) if factor else self.matrix.shape, self.basis)
         if is_torch(factor):
             factor = to_numpy(factor)
-        per_node = isinstance(factor, np.ndarray) and factor.shape == (self.shape[0], 1) and factor.dtype.kind in "fiub"
-        if per_node and np.isfinite(factor).all():
+        if isinstance(factor, np.ndarray) and factor.dtype.kind in "fiub" and np.isfinite(factor).all():
             rows = self.matrix.copy()
-            rows.data *= np.repeat(factor.ravel().astype(float), np.diff(rows.indptr))
+            rows.data *= np.repeat(self._each_node(factor.astype(float)), np.diff(rows.indptr))
             return LinearRows(rows, self.basis)
-        return self._refuse("multiplying by anything but a number per node")
+        return self._refuse(ONLY_FACTORS)
+
+    def _each_node(self, factors: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The factor of every node, from one for each node or parameter: at the coordinate that is traced."""
+        n = self.matrix.shape[0]
+        if factors.size == 1 or factors.shape == (n, 1):
+            return np.broadcast_to(factors.ravel(), n)
+        if factors.ndim not in (1, 2) or np.atleast_2d(factors).shape[0] not in (1, n):
+            self._refuse(ONLY_FACTORS)
+        if self.basis is None:  # zeros
+            return np.zeros(n)
+        return np.broadcast_to(self.basis.at_coordinate(np.atleast_2d(factors)), n)
 
     def __truediv__(self, divisor: Operand) -> LinearRows:
         return self * (1.0 / divisor) if not isinstance(divisor, LinearRows) else self._refuse("dividing by itself")

@@ -141,7 +141,8 @@ class LinearSystem:
     """What a run sends, as step matrices. Equal rounds share one object.
 
     If `only_gradients` gives a reason, messages were not traced as they are sent: the system only says how noise is
-    added to gradients. `final_models` says whether its last messages are these models, published to all.
+    added to gradients. `final_models` says whether its last messages are these models, published to all. `classes` are
+    those of coordinates that it stands for: see `tracing.coordinate_classes`.
     """
 
     n: int
@@ -151,6 +152,7 @@ class LinearSystem:
     topology: Topology
     only_gradients: str = ""
     final_models: FinalModels = FinalModels.NONE
+    classes: int = 1
 
     @property
     def rounds(self) -> int:

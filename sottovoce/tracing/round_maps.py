@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,13 @@ class RoundMaps:
         if gradient is None or noise is None:
             return gradient is noise
         return np.array_equal(gradient, noise)
+
+
+class ClassMaps(NamedTuple):
+    """The maps of every round for a class of coordinates. `coordinates` is None where all coordinates are alike."""
+
+    rounds: tuple[RoundMaps, ...]
+    coordinates: NDArray[np.intp] | None
 
 
 def agree(some: Sequence[RoundMaps], others: Sequence[RoundMaps]) -> bool:

@@ -37,16 +37,20 @@ from sottovoce.core.sensitivity import in_units_of_largest, largest
 from sottovoce.core.topologies import Changing, Topology
 from sottovoce.errors import Unaccountable
 from sottovoce.support.progress import counted, report_progress
-from sottovoce.tracing.basis import FIRST, Basis, Coordinate, MapInputs, RowLocal, Unmixed
+from sottovoce.tracing.basis import FIRST, Basis, Coordinate, Coordinates, MapInputs, RowLocal, Unmixed
+from sottovoce.tracing.coordinate_classes import covering_all_coordinates
 from sottovoce.tracing.linear_forms import LinearRows, as_linear, slots, with_slots
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, TracedMessages
-from sottovoce.tracing.round_maps import Numbers, RoundMaps, combination_of, combined
+from sottovoce.tracing.round_maps import ClassMaps, Numbers, RoundMaps, combination_of, combined
 
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm, State
 
 Result = TypeVar("Result")
 
+
+MOST_CLASSES = 64
+"""Each class of coordinates is traced, and watched in runs, by itself."""
 
 SAME = 1e-9
 """Share of the terms of a sum up to which two ways to form it differ by rounding alone."""
@@ -65,9 +69,45 @@ def trace(
 ) -> LinearSystem:
     """The step matrices of every round, from the loop itself.
 
-    The starting point x0 is public and adds a public offset to what is sent; it has no columns. `seed` and
-    `coordinate` matter only with random-k compression, whose positions differ by coordinate.
+    The starting point x0 is public and adds a public offset to what is sent; it has no columns. `seed` matters only
+    with random-k compression, whose positions differ by coordinate. Without a `coordinate`, the system tells about all
+    of them: see `tracing.coordinate_classes`.
     """
+    coordinates = Coordinates(coordinate)
+    system = _trace(algorithm, topology, rounds, seed, coordinates)
+    if coordinate is not FIRST:
+        return system
+    return covering_all_coordinates([system, *_trace_others(algorithm, topology, rounds, coordinates)])
+
+
+def _trace_others(
+    algorithm: Algorithm, topology: Topology, rounds: int, coordinates: Coordinates
+) -> Iterator[LinearSystem]:
+    """The systems of all other classes of coordinates."""
+    _check_classes(algorithm, coordinates)
+    for other in coordinates.others:
+        again = Coordinates(other)
+        yield _trace(algorithm, topology, rounds, 0, again)
+        _check_alike(algorithm, again, coordinates)
+
+
+def _check_classes(algorithm: Algorithm, coordinates: Coordinates) -> None:
+    if len(coordinates.others) >= MOST_CLASSES:
+        raise Unaccountable(
+            f"{algorithm.name} has {len(coordinates.others) + 1} classes of coordinates with different factors; "
+            f"at most {MOST_CLASSES} are traced"
+        )
+
+
+def _check_alike(algorithm: Algorithm, some: Coordinates, others: Coordinates) -> None:
+    if some.labels is None or others.labels is None or not np.array_equal(some.labels, others.labels):
+        raise Unaccountable(
+            f"{algorithm.name} changes from round to round outside of its state; keep its memory in its state"
+        )
+
+
+def _trace(algorithm: Algorithm, topology: Topology, rounds: int, seed: int, coordinates: Coordinates) -> LinearSystem:
+    """The system of one coordinate."""
     algorithm, loop_state = start_run(algorithm, topology, LinearRows((_nodes(topology), 0)), rounds)
     uncompressed = isinstance(algorithm.compression, Identity)
     played: list[_Traced] = []
@@ -77,15 +117,15 @@ def trace(
             now = _Known.of(loop_state, topology, algorithm, round)
             alike = bool(played) and now.same_as(played[-1].known)
             if not (alike and uncompressed):
-                maps = played[-1].step.maps if alike else trace_maps(algorithm, now.mixings, loop_state, round)[0]
-                feed = Basis(topology.n, seed, coordinate)
+                maps = played[-1].step.maps if alike else _trace_maps(algorithm, now, loop_state, round, coordinates)[0]
+                feed = Basis(topology.n, seed, coordinates)
                 step, after = _trace_round(algorithm, now.mixings, loop_state, feed, round, maps)
                 played.append(_Traced(round, now, _emptied(loop_state), step))
                 loop_state = after
             steps.append(played[-1].step)
             report_progress(1)
         for one in reversed(played):
-            feed = Basis(topology.n, seed, coordinate)
+            feed = Basis(topology.n, seed, coordinates)
             again, _ = _trace_round(algorithm, one.known.mixings, one.before, feed, one.round, one.step.maps)
             if not (_same_rounds(again, one.step) and _follows_from_maps(one.step, algorithm)):
                 raise Unaccountable(
@@ -210,8 +250,8 @@ def _traced_messages(played: PlayedRound, width: int) -> Iterator[tuple[int, int
         yield step.gossip_step.round, step.gossip_step.step, messages
 
 
-def trace_maps(
-    algorithm: Algorithm, mixings: Sequence[Mixing], before: LoopState, round: int
+def _trace_maps(
+    algorithm: Algorithm, known: _Known, before: LoopState, round: int, coordinates: Coordinates
 ) -> tuple[RoundMaps, LoopState]:
     """The maps of a round by themselves: what is mixed is an input, so that no row has values of two nodes.
 
@@ -219,7 +259,8 @@ def trace_maps(
     """
     if not isinstance(algorithm.compression, Identity):
         algorithm = replace(algorithm, compression=Identity())  # type: ignore[type-var]
-    n, feed = mixings[0].n, MapInputs(mixings[0].n)
+    mixings, n = known.mixings, known.mixings[0].n
+    feed = MapInputs(n, coordinates)
     state = with_slots(before.state, lambda _: feed.fresh("state", n))
     played = play_round(RowLocal(algorithm, feed), _held(mixings), LoopState(state, None), feed, round, Unmixed(n))
     maps = RoundMaps(
@@ -255,8 +296,28 @@ def _private(state: State) -> tuple[bool, ...]:
     return tuple(isinstance(leaf, LinearRows) for leaf in leaves(state))
 
 
-def trace_all_maps(algorithm: Algorithm, topology: Topology, *, rounds: int) -> tuple[RoundMaps, ...]:
-    """The maps of every round, of however large a run: nothing is mixed. Rounds that are alike share theirs."""
+def trace_all_maps(algorithm: Algorithm, topology: Topology, *, rounds: int) -> tuple[ClassMaps, ...]:
+    """The maps of every round, for each class of coordinates, of however large a run: nothing is mixed."""
+    coordinates = Coordinates(FIRST)
+    found = [_maps_of_rounds(algorithm, topology, rounds, coordinates)]
+    _check_classes(algorithm, coordinates)
+    classes = [FIRST.index]
+    for other in coordinates.others:
+        again = Coordinates(other)
+        found.append(_maps_of_rounds(algorithm, topology, rounds, again))
+        _check_alike(algorithm, again, coordinates)
+        classes.append(other.index)
+    labels = coordinates.labels
+    return tuple(
+        ClassMaps(maps, None if labels is None else np.flatnonzero(labels == labels[index]))
+        for maps, index in zip(found, classes, strict=True)
+    )
+
+
+def _maps_of_rounds(
+    algorithm: Algorithm, topology: Topology, rounds: int, coordinates: Coordinates
+) -> tuple[RoundMaps, ...]:
+    """The maps of every round, for one coordinate. Rounds that are alike share theirs."""
     algorithm, before = start_run(algorithm, topology, LinearRows((_nodes(topology), 0)), rounds)
     each: list[RoundMaps] = []
     known: _Known | None = None
@@ -265,7 +326,7 @@ def trace_all_maps(algorithm: Algorithm, topology: Topology, *, rounds: int) -> 
         now = _Known.of(before, topology, algorithm, round)
         if known is None or not now.same_as(known):
             known = now
-            maps, before = trace_maps(algorithm, now.mixings, before, round)
+            maps, before = _trace_maps(algorithm, now, before, round, coordinates)
         each.append(maps)
     return tuple(each)
 

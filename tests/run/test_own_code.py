@@ -238,3 +238,51 @@ def test_experiments_in_python_name_the_folder_of_code(written):
     with pytest.raises(InputError, match="--code"):
         run_experiment(experiment, Path("runs/api"))
     assert not Path("runs/api").exists()
+
+
+SCALING = """
+import numpy as np
+from dataclasses import dataclass
+from sottovoce import Gossip
+from sottovoce.core.arrays import convert
+from sottovoce.core.gossip import Model
+
+@dataclass(frozen=True, kw_only=True)
+class Layered(Gossip):
+    \"\"\"Steps of another size in the last parameters, and at every node.\"\"\"
+
+    def local(self, state, grad, noise):
+        layers = convert(np.where(np.arange(47) < 35, 1.0, 0.1), like=grad)
+        nodes = convert(np.array([[1.0], [0.5], [1.0], [2.0], [1.0]]), like=grad)
+        return Model(state.x - self.step_size * ((grad + noise) * layers * nodes))
+
+@dataclass(frozen=True, kw_only=True)
+class Dishonest(Layered):
+    \"\"\"Has other factors once rows are numbers.\"\"\"
+
+    def local(self, state, grad, noise):
+        layers = np.where(np.arange(47) < 35, 1.0, 0.1)
+        if type(grad).__name__ == "Tensor":
+            layers = layers[::-1].copy()
+        return Model(state.x - self.step_size * ((grad + noise) * convert(layers, like=grad)))
+"""
+
+
+@pytest.mark.parametrize("processes", [(), ("--processes", "2")])
+def test_numbers_for_each_parameter_and_node_in_a_run(written, sotto, processes):
+    (written / "layered.py").write_text(SCALING)
+    text = (written / "mine.toml").read_text().replace("mine.py:Momentum", "layered.py:Layered")
+    (written / "mine.toml").write_text(re.sub(r"beta = .*\n", "", text))
+    run = trained(sotto, *processes)
+    headline = json.loads((run / "privacy.json").read_text())["headline"]
+    assert headline["epsilon"] == pytest.approx(4.0, rel=1e-2)
+    assert headline["epsilon"] <= 4.0
+
+
+def test_a_run_with_other_factors_than_were_traced_ends(written, sotto):
+    (written / "layered.py").write_text(SCALING)
+    text = (written / "mine.toml").read_text().replace("mine.py:Momentum", "layered.py:Dishonest")
+    (written / "mine.toml").write_text(re.sub(r"beta = .*\n", "", text))
+    code, _, err = sotto("", "run", "written/mine.toml", *QUICK)
+    assert code != 0
+    assert "than was traced" in err

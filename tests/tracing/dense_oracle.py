@@ -11,7 +11,7 @@ from sottovoce.core.loop import play_round, start_run
 from sottovoce.core.noise import FactoredMatrix
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.topologies import Topology
-from sottovoce.tracing.basis import FIRST, Basis, Coordinate
+from sottovoce.tracing.basis import FIRST, Basis, Coordinate, Coordinates
 from sottovoce.tracing.linear_forms import LinearRows
 from sottovoce.tracing.linear_system import Labels, TracedMessages, labelled
 from sottovoce.tracing.tracer import _traced_messages
@@ -27,7 +27,7 @@ def trace_dense(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], Labels]:
     """A, B and labels from one whole run on basis rows: the oracle for `LinearSystem.dense`."""
     algorithm, loop_state = start_run(algorithm, topology, LinearRows((topology.n, 0)), rounds)
-    feed = _WholeRun(topology.n, seed, coordinate)
+    feed = _WholeRun(topology.n, seed, Coordinates(coordinate))
     sent: list[tuple[int, int, TracedMessages]] = []
     for round in range(rounds):
         played = play_round(algorithm, topology, loop_state, feed, round)
