@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from sottovoce.federation.frames import MemberNumber
 from sottovoce.federation.links import Clock, Links
@@ -31,29 +32,11 @@ class StepAttendance:
     sum_known: bool | None = None
 
 
-class Observer:
-    """Who is told how the rounds of a member go. Nothing is done with it unless a method is overridden."""
+Tell: TypeAlias = Callable[..., None]
+"""Is told what happens to a member, by its name, with facts: of members as sets, of a gossip step as `step`.
 
-    def gathers(self, members: Set[MemberNumber]) -> None:
-        """The member waits for its neighbours before it sends anything new."""
-
-    def begins(self, without: Set[MemberNumber]) -> None:
-        """It goes on, although some are not there; an error that is raised here ends it first."""
-
-    def heard(self, step: StepAttendance) -> None:
-        """A gossip step is over, or was replayed."""
-
-    def pauses(self, round: int, missing: Set[MemberNumber]) -> None:
-        """Too few neighbours answer: nothing new is computed or sent until more do."""
-
-    def goes_on(self, round: int) -> None:
-        """Enough of them do again."""
-
-    def sits_out(self, first: int, last: int) -> None:
-        """Rounds are left out, so that no mask is used twice."""
-
-    def ends(self, unended: Set[MemberNumber]) -> None:
-        """The run is over; some neighbours have not reached its end, and were waited for in vain."""
+What is raised at `begin` ends the run before anything new was sent.
+"""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from sottovoce.core.secret_source import SecretSource
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.attendance import Absences, Enough, Observer, StepAttendance
+from sottovoce.federation.attendance import Absences, Enough, StepAttendance
 from sottovoce.federation.events import LinkEvent, link_event, named_keys
 from sottovoce.federation.grpc_links import GrpcLinks
 from sottovoce.federation.guarantees import AccountedRun, account_run, record_account, recorded_run
@@ -48,7 +48,7 @@ from sottovoce.federation.member_folder import (
     sums_known,
     whole_lines,
 )
-from sottovoce.federation.peer_transport import PeerTransport, peer_transport
+from sottovoce.federation.peer_transport import PeerTransport
 from sottovoce.federation.secure_grpc import LinkSettings
 from sottovoce.learning.tables import Table, read_table
 from sottovoce.ledger.database import Database, flush_folder, open_ledger
@@ -331,10 +331,10 @@ class _MemberRun:
 
     def _transport(self, links: GrpcLinks, attendance: TextIO, *, is_new: bool) -> PeerTransport:
         settings, agreement = self.settings, self.agreement
-        return peer_transport(
-            self.training_run.algorithm, self.training_run.topology, links.rules, links, patience=settings.patience,
+        return PeerTransport(
+            self.training_run.algorithm, self.training_run.topology, links, seconds=settings.patience,
             gather=settings.gather, enough=Enough(agreement.least_heard, agreement.longest_pause), journal=self.journal,
-            clock=Clock(), observer=_Told(self, links, attendance, is_new), masks=self.masks,
+            clock=Clock(), tell=_Told(self, links, attendance, is_new), masks=self.masks,
         )  # fmt: skip
 
     def _source(self) -> SecretSource:
@@ -364,7 +364,7 @@ class _MemberRun:
 
 
 @dataclass(frozen=True)
-class _Told(Observer):
+class _Told:
     """Tells how the rounds of a run go, as events and as lines of attendance. `is_new` is a run that was not begun."""
 
     run: _MemberRun
@@ -373,19 +373,21 @@ class _Told(Observer):
     is_new: bool
     absences: Absences = field(default_factory=Absences)
 
-    def gathers(self, members: Set[int]) -> None:
-        self._tell("gather", members, seconds=self.run.settings.gather)
-        for one in sorted(members):
+    def __call__(self, event: str, *, step: StepAttendance | None = None, **facts: Any) -> None:
+        if step is not None:
+            self._heard(step)
+            return
+        if event == "begin" and self.is_new and self.links.disagreeing() and not self.links.claims():
+            self._refuse_agreement()
+        self.run.watch.event(
+            event, {key: self._names(fact) if isinstance(fact, Set) else fact for key, fact in facts.items()}
+        )
+        for one in sorted(facts["members"]) if event == "gather" else ():
             problem = time_problem(self.run.agreement.members[one])
             if problem is not None:
-                self._tell("certificate", frozenset({one}), problem=problem, remedy=TIME_REMEDY)
+                self("certificate", members={one}, problem=problem, remedy=TIME_REMEDY)
 
-    def begins(self, without: Set[int]) -> None:
-        if self.is_new and self.links.disagreeing() and not self.links.claims():
-            self._refuse_agreement()
-        self.run.watch.event("begin", {"without": self._names(without)})
-
-    def heard(self, step: StepAttendance) -> None:
+    def _heard(self, step: StepAttendance) -> None:
         heard, missing = self._names(step.heard), self._names(step.missing)
         line = {"round": step.place.round, "step": step.place.step, "heard": heard, "missing": missing}
         if step.sum_known is not None:
@@ -396,25 +398,9 @@ class _Told(Observer):
             if event == "missing" and step.sum_known is not None:
                 over_all = sums_over_all(self.run.training_run.algorithm)
                 over = "all members" if over_all else "this member's neighbours"
-                self._tell("sum_failed", members, round=step.place.round, over=over)
+                self("sum_failed", members=members, round=step.place.round, over=over)
             else:
-                self._tell(event, members, round=step.place.round)
-
-    def pauses(self, round: int, missing: Set[int]) -> None:
-        self._tell("pause", missing, round=round, least=self.run.agreement.least_heard)
-
-    def goes_on(self, round: int) -> None:
-        self.run.watch.event("goes_on", {"round": round})
-
-    def sits_out(self, first: int, last: int) -> None:
-        self.run.watch.event("absent", {"first": first, "last": last})
-
-    def ends(self, unended: Set[int]) -> None:
-        if unended:
-            self._tell("unended", unended)
-
-    def _tell(self, event: str, members: Set[int], **facts: JSON) -> None:
-        self.run.watch.event(event, {"members": self._names(members), **facts})
+                self(event, members=members, round=step.place.round)
 
     def _names(self, members: Set[int]) -> list[JSON]:
         return [self.run.agreement.names[one] for one in sorted(members)]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -27,16 +27,16 @@ from sottovoce.core import arrays
 from sottovoce.core.algorithm import Algorithm, sums_over_all
 from sottovoce.core.arrays import Rows
 from sottovoce.core.gossip_step import GossipStep
-from sottovoce.core.integer_sums import Integers, IntegerSums, IntegerWeights, ModelGrid, SumGrid, Words, encoded
+from sottovoce.core.integer_sums import IntegerSums, ModelGrid, SumGrid, Words, encoded
 from sottovoce.core.loop_inputs import Gradient, LoopInputs
 from sottovoce.core.pair_masks import PairMasks
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import Delivered
-from sottovoce.distributed.shard_transport import ShardTransport
+from sottovoce.distributed.shard_transport import Pending, ShardTransport
 from sottovoce.distributed.sharded_rows import NodeShard, ShardedRows, as_sharded, as_tensor
 from sottovoce.errors import Diverged, PeerLost, SumFailed, Unaccountable
-from sottovoce.federation.attendance import Attendance, Enough, Observer, Patience, StepAttendance, round_to_join
+from sottovoce.federation.attendance import Attendance, Enough, Patience, StepAttendance, Tell, round_to_join
 from sottovoce.federation.frames import MemberNumber, Refused
 from sottovoce.federation.journal import Journal, RecordedInputs, RecordedStep, decoded_row
 from sottovoce.federation.link_rules import AHEAD, KEPT, LinkRules, MaskedSums, why_all_are_needed
@@ -47,63 +47,64 @@ from sottovoce.support.text import join_names
 GO_ON = "when everybody is there again, continue with --resume at every member that stopped"
 
 
-def peer_transport(
-    algorithm: Algorithm,
-    topology: Topology,
-    rules: LinkRules,
-    links: Links,
-    *,
-    patience: float,
-    gather: float,
-    enough: Enough,
-    journal: Journal,
-    clock: Clock,
-    observer: Observer,
-    masks: PairMasks | None = None,
-) -> PeerTransport:
-    """The transport of one member, with an algorithm on a fixed topology.
-
-    `patience` is in seconds a round, `gather` what all neighbours are given to be there when a process of the member
-    starts. `journal` records each step before it is sent, and is replayed; links of a member that goes on begin at its
-    newest place. `masks` are those of secure sums, where the algorithm has them.
-    """
-    names = topology.names or tuple(f"node {node}" for node in range(topology.n))
-    return PeerTransport(
-        NodeShard(tuple(np.array([node]) for node in range(topology.n)), rules.member),
-        rules,
-        links,
-        names=names,
-        why_all=why_all_are_needed(algorithm, topology.at(0)),
-        patience=Patience(patience, links, clock),
-        gather=gather,
-        enough=enough,
-        clock=clock,
-        attendance=Attendance(-(-(AHEAD + 1) // rules.steps)),
-        journal=journal,
-        observer=observer,
-        sums=None if masks is None else MaskedSums(rules.member, names, masks, sums_over_all(algorithm)),
-    )
-
-
 @dataclass(frozen=True)
 class PeerTransport(ShardTransport):
-    """One member's node. `why_all` says why no message may be missing, if that is so; `sums` how it masks messages."""
+    """One member's node, with an algorithm on a fixed topology.
 
-    shard: NodeShard
-    rules: LinkRules
+    `seconds` is its patience in a round, `gather` what all neighbours are given to be there when a process of the
+    member starts. `journal` records each step before it is sent, and is replayed; links of a member that goes on begin
+    at its newest place. `tell` is told how rounds go. `masks` are those of secure sums, where the algorithm has them.
+    """
+
+    algorithm: Algorithm
+    topology: Topology
     links: Links
     _: KW_ONLY
-    names: tuple[str, ...]
-    why_all: str | None
-    patience: Patience
+    seconds: float
     gather: float
     enough: Enough
-    clock: Clock
-    attendance: Attendance
     journal: Journal
-    observer: Observer
-    sums: MaskedSums | None
+    clock: Clock
+    tell: Tell
+    masks: PairMasks | None = None
     keep_received = False
+
+    @property
+    def rules(self) -> LinkRules:
+        """What the agreement says about this member's links."""
+        return self.links.rules
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """All members."""
+        return self.topology.names or tuple(f"node {node}" for node in range(self.topology.n))
+
+    @cached_property
+    def shard(self) -> NodeShard:  # type: ignore[override]
+        """One node for each process."""
+        return NodeShard(tuple(np.array([node]) for node in range(self.topology.n)), self.rules.member)
+
+    @cached_property
+    def why_all(self) -> str | None:
+        """Why no message may be missing, if that is so."""
+        return why_all_are_needed(self.algorithm, self.topology.at(0))
+
+    @cached_property
+    def patience(self) -> Patience:
+        """What is left of it."""
+        return Patience(self.seconds, self.links, self.clock)
+
+    @cached_property
+    def attendance(self) -> Attendance:
+        """Whom this member waits for."""
+        return Attendance(-(-(AHEAD + 1) // self.rules.steps))
+
+    @cached_property
+    def sums(self) -> MaskedSums | None:
+        """How messages are masked."""
+        if self.masks is None:
+            return None
+        return MaskedSums(self.rules.member, self.names, self.masks, sums_over_all(self.algorithm))
 
     @property
     def wire_bytes(self) -> int:
@@ -138,9 +139,9 @@ class PeerTransport(ShardTransport):
         Nothing new is sent before: what neighbours have shows whether the journal was put back.
         """
         neighbours = self.rules.neighbours
-        self.observer.gathers(neighbours)
+        self.tell("gather", members=neighbours, seconds=self.gather)
         unmet = self.links.meet(self.gather)
-        self.observer.begins(unmet)
+        self.tell("begin", without=unmet)
         if self.sums is not None:  # which need all of them
             return unmet
 
@@ -159,7 +160,7 @@ class PeerTransport(ShardTransport):
         """Who is missing once enough of some members answer; `attempt` waits for them. Alone nobody plays on."""
         if len(members) - len(missing) >= self.enough.neighbours:
             return missing
-        self.observer.pauses(round, missing)
+        self.tell("pause", members=missing, round=round, least=self.enough.neighbours)
         until = self.clock.now() + self.enough.longest_pause
         while len(members) - len(missing) < self.enough.neighbours:
             left = until - self.clock.now()
@@ -170,7 +171,7 @@ class PeerTransport(ShardTransport):
                     f"neighbours; {GO_ON}"
                 )
             missing = attempt(min(left, self.patience.seconds))
-        self.observer.goes_on(round)
+        self.tell("goes_on", round=round)
         return missing
 
     def _abstain(self, newest: Place | None, last: int, unmet: Set[MemberNumber]) -> int:
@@ -192,7 +193,7 @@ class PeerTransport(ShardTransport):
         fresh = min(max(begun, 1 + max(claimed + received)), last)
         if fresh > begun:
             self.links.abstain(Place(begun, 0), Place(fresh, 0))
-            self.observer.sits_out(begun, fresh - 1)
+            self.tell("absent", first=begun, last=fresh - 1)
         return fresh
 
     def _is_recorded(self, place: Place) -> bool:
@@ -211,7 +212,8 @@ class PeerTransport(ShardTransport):
 
         self.patience.wait(end, left, attempt)
         self.journal.end(left)
-        self.observer.ends(left)
+        if left:
+            self.tell("unended", members=left)
 
     def _round_to_join(self, round: int, last: int) -> int:
         if self.why_all is not None:
@@ -263,7 +265,9 @@ class PeerTransport(ShardTransport):
             )
         place, weights = Place(gossip_step.round, gossip_step.step), grid.weights
         integers = encoded(arrays.to_numpy(sent.own)[0], grid.step)
-        heard = self._exchange_masked(self.sums, weights, integers, place)
+        recorded = self._recorded(place, partial(self.sums.frames, weights, integers, place))
+        self.links.send(place, recorded.sent)
+        heard = self._heard(place, recorded, self.rules.senders)
         missing, found = self.sums.missing(weights, heard.keys()), None
         failure = f"messages of {len(missing)} members are missing at {place}"
         if not missing:
@@ -271,25 +275,11 @@ class PeerTransport(ShardTransport):
                 found = average(self.sums.total(weights, integers, heard))
             except Diverged as beyond:
                 failure = str(beyond)
-        self.observer.heard(StepAttendance(place, frozenset(heard.keys()), missing, sum_known=found is not None))
+        self.tell("heard", step=StepAttendance(place, frozenset(heard.keys()), missing, sum_known=found is not None))
         self._stop_if_gone(place, missing)
         if found is None:
             raise SumFailed(failure)
         return ShardedRows(self.shard, found)
-
-    def _exchange_masked(
-        self, sums: MaskedSums, weights: IntegerWeights, integers: Integers, place: Place
-    ) -> Mapping[MemberNumber, bytes]:
-        """Record what is sent under masks, then send it; what is received. What an earlier process recorded is kept."""
-        recorded = self.journal.replayed(place)
-        if recorded is None:
-            self.journal.check_receipts(self.links.receipts())
-            recorded = RecordedStep(sums.frames(weights, integers, place), None, {})
-            self.journal.before_send(place, recorded.sent)
-        self.links.send(place, recorded.sent)
-        heard = self.hear(place, self.rules.senders) if recorded.received is None else recorded.received
-        self.forget_old(place)
-        return heard
 
     def _stop_if_gone(self, place: Place, missing: frozenset[MemberNumber]) -> None:
         """Where every sum is over all members, and one of them is gone, further rounds would only be spent."""
@@ -302,18 +292,34 @@ class PeerTransport(ShardTransport):
 
     def exchange(
         self, gossip_step: GossipStep, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], absent: Tensor
-    ) -> PendingMessages:
-        """Record what is sent, then send it. What an earlier process recorded is sent as it was."""
+    ) -> Pending:
+        """What arrives, and what stands in for who is missing."""
         place = Place(gossip_step.round, gossip_step.step)
+        recorded = self._recorded(place, lambda: _encoded(outgoing))
+        self._hold_back(place, outgoing.keys() - incoming.keys())
+        self.links.send(place, recorded.sent)
+        heard = self._heard(place, recorded, incoming.keys())
+        for sender, tensor in incoming.items():
+            tensor.copy_(decoded_row(heard[sender], tensor) if sender in heard else absent)
+        missing = frozenset(incoming.keys() - heard.keys())
+        self.tell("heard", step=StepAttendance(place, frozenset(heard.keys()), missing))
+        return AllArrived()
+
+    def _recorded(self, place: Place, make: Callable[[], Mapping[MemberNumber, bytes]]) -> RecordedStep:
+        """What an earlier process recorded; or what is made to be sent, recorded before that."""
         recorded = self.journal.replayed(place)
         if recorded is None:
-            recorded = RecordedStep(_encoded(outgoing), None, {})
+            recorded = RecordedStep(make(), None, {})
             self._check(place, recorded.sent)
             self.journal.check_receipts(self.links.receipts())
             self.journal.before_send(place, recorded.sent)
-        self._hold_back(place, outgoing.keys() - incoming.keys())
-        self.links.send(place, recorded.sent)
-        return PendingMessages(self, place, recorded.received, incoming, absent)
+        return recorded
+
+    def _heard(self, place: Place, recorded: RecordedStep, senders: Set[MemberNumber]) -> Mapping[MemberNumber, bytes]:
+        """What an earlier process received, or what arrives now. What is long over is sent no more."""
+        heard = self._hear(place, senders) if recorded.received is None else recorded.received
+        self.links.forget(self.rules.oldest_kept(place))
+        return heard
 
     def _check(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """Refuse to send what every neighbour would refuse."""
@@ -345,7 +351,7 @@ class PeerTransport(ShardTransport):
         self.patience.wait(before, receivers, attempt)
         return left
 
-    def hear(self, place: Place, senders: Set[MemberNumber]) -> Payloads[MemberNumber]:
+    def _hear(self, place: Place, senders: Set[MemberNumber]) -> Payloads[MemberNumber]:
         """What arrives in time; who is missing is noted, or ends the run where all are needed."""
         awaited = self._awaited(senders, place)
 
@@ -364,10 +370,6 @@ class PeerTransport(ShardTransport):
         self._note(place, heard.keys(), awaited - heard.keys() - self.links.absent(place))
         self.journal.received(place, heard)
         return heard
-
-    def forget_old(self, place: Place) -> None:
-        """Keep what was sent in this round and shortly before this place."""
-        self.links.forget(self.rules.oldest_kept(place))
 
     def _who(self, members: Set[MemberNumber]) -> str:
         return join_names([self.names[one] for one in sorted(members)])
@@ -389,25 +391,11 @@ class PeerTransport(ShardTransport):
         self.attendance.note(heard, missing, self.links.claims())
 
 
-@dataclass(frozen=True)
-class PendingMessages:
-    """The messages of one step, which are under way. `recorded` are those that an earlier process received."""
-
-    transport: PeerTransport
-    place: Place
-    recorded: Mapping[MemberNumber, bytes] | None
-    incoming: Mapping[int, Tensor]
-    absent: Tensor
+class AllArrived:
+    """Nothing is under way any more."""
 
     def wait(self) -> None:
-        """Fill in what arrives, and what stands in for who is missing."""
-        senders = self.incoming.keys()
-        heard = self.transport.hear(self.place, senders) if self.recorded is None else self.recorded
-        for sender, tensor in self.incoming.items():
-            tensor.copy_(decoded_row(heard[sender], tensor) if sender in heard else self.absent)
-        self.transport.forget_old(self.place)
-        missing = frozenset(senders - heard.keys())
-        self.transport.observer.heard(StepAttendance(self.place, frozenset(heard.keys()), missing))
+        """There is nothing to wait for."""
 
 
 def _encoded(outgoing: Mapping[int, Tensor]) -> Payloads[MemberNumber]:

@@ -14,10 +14,10 @@ from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.pair_masks import PairMasks, pair_key
 from sottovoce.core.transport import InProcess
-from sottovoce.federation.attendance import Enough, Observer, StepAttendance
+from sottovoce.federation.attendance import Enough, StepAttendance
 from sottovoce.federation.journal import Journal
 from sottovoce.federation.link_rules import link_rules, mask_partners
-from sottovoce.federation.peer_transport import peer_transport
+from sottovoce.federation.peer_transport import PeerTransport
 from sottovoce.ledger.payloads import FIRST
 from tests.cases import DIMENSION
 from tests.cases import task as made_up
@@ -28,20 +28,19 @@ AGREEMENT, SEED, PATIENCE = bytes(range(32)), 7, 10.0
 
 
 @dataclass
-class Noted(Observer):
+class Noted:
     """Notes what a member of a federation is told."""
 
     federation: Federation
     member: int
 
-    def heard(self, step):
-        self.federation.steps.setdefault(self.member, []).append(step)
-
-    def pauses(self, round, missing):
-        self.federation.paused.append((self.member, round, set(missing)))
-
-    def ends(self, unended):
-        self.federation.unended.update({self.member: set(unended)} if unended else {})
+    def __call__(self, event, **facts):
+        if event == "heard":
+            self.federation.steps.setdefault(self.member, []).append(facts["step"])
+        if event == "pause":
+            self.federation.paused.append((self.member, facts["round"], set(facts["members"])))
+        if event == "unended":
+            self.federation.unended[self.member] = set(facts["members"])
 
 
 @dataclass
@@ -134,17 +133,16 @@ class Federation:
         """Take part as one member until the last round; where it ends."""
         rules = self.rules(member)
         with MemoryLinks(rules, self.network, at=at) as links:
-            transport = peer_transport(
+            transport = PeerTransport(
                 self.algorithm,
                 self.topology,
-                rules,
                 links,
-                patience=PATIENCE,
+                seconds=PATIENCE,
                 journal=self.journals.setdefault(member, MemoryJournal()),
                 clock=self.network.clock,
                 gather=self.gather,
                 enough=self.enough,
-                observer=Noted(self, member),
+                tell=Noted(self, member),
                 masks=self.masks(member),
             )
             for played in self.played(transport, key):

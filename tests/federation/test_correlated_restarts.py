@@ -18,7 +18,7 @@ from sottovoce.core.messages import LoopState
 from sottovoce.core.noise import Temporal
 from sottovoce.errors import PeerLost
 from sottovoce.federation.journal import Journal, RecordedInputs, decode_state, encode_state
-from sottovoce.federation.peer_transport import peer_transport
+from sottovoce.federation.peer_transport import PeerTransport
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.payloads import FIRST, Place
 from sottovoce.ledger.steps import Steps
@@ -110,9 +110,9 @@ class WithLedgers(Federation):
             with MemoryLinks(rules, self.network, at=at, seen=journal.seen(rules)) as links:
                 for place, payloads in journal.pending().items():
                     links.send(place, payloads)
-                transport = peer_transport(
-                    self.algorithm, self.topology, rules, links, patience=PATIENCE, journal=journal,
-                    clock=self.network.clock, observer=Noted(self, member), gather=PATIENCE, enough=self.enough,
+                transport = PeerTransport(
+                    self.algorithm, self.topology, links, seconds=PATIENCE, journal=journal,
+                    clock=self.network.clock, tell=Noted(self, member), gather=PATIENCE, enough=self.enough,
                 )  # fmt: skip
                 last = self._play(member, journal, transport, begun)
             Steps(database, RUN).erase_noise()

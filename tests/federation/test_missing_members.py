@@ -416,8 +416,8 @@ def test_noise_belongs_to_the_rounds_of_the_agreement_whichever_are_played():
     (term,) = noise.local(net.at(0))
 
     def rows(rounds):
-        with NoiseFeed(SEED, NoiseKey.of_seed(SEED), lambda round, x: x, x0) as feed:
-            return {t: feed.correlated(noise.correlation, term.sources, term.matrix, t) for t in rounds}
+        feed = NoiseFeed(SEED, NoiseKey.of_seed(SEED), lambda round, x: x, x0)
+        return {t: feed.correlated(noise.correlation, term.sources, term.matrix, t) for t in rounds}
 
     every, some = rows(range(9)), rows([0, 1, 7, 8])
     assert all(np.array_equal(every[round], found) for round, found in some.items())

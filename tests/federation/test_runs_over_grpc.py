@@ -14,7 +14,7 @@ from sottovoce.core.grid import with_exact_noise
 from sottovoce.federation.events import Connected, Left, Lost
 from sottovoce.federation.grpc_links import GrpcLinks
 from sottovoce.federation.links import Clock
-from sottovoce.federation.peer_transport import peer_transport
+from sottovoce.federation.peer_transport import PeerTransport
 from tests.federation import members
 from tests.federation.certificates import at_port, new_member
 from tests.federation.grpc_members import PATIENCE, QUICK
@@ -46,9 +46,9 @@ def over_grpc(federation, folder):
 
 
 def join(federation, links):
-    transport = peer_transport(
-        federation.algorithm, federation.topology, links.rules, links, patience=PATIENCE, journal=MemoryJournal(),
-        clock=Clock(), observer=members.Noted(federation, links.rules.member), gather=PATIENCE,
+    transport = PeerTransport(
+        federation.algorithm, federation.topology, links, seconds=PATIENCE, journal=MemoryJournal(),
+        clock=Clock(), tell=members.Noted(federation, links.rules.member), gather=PATIENCE,
         enough=federation.enough, masks=federation.masks(links.rules.member),
     )  # fmt: skip
     *_, last = federation.played(transport)
