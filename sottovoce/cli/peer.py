@@ -305,11 +305,11 @@ def _own_baseline(agreed: "Agreement", name: str, table: "MemberRows", folder: P
     """What this member reaches alone, computed here where it is not there already; on its page, too."""
     from sottovoce.report.page import write_page_of
     from sottovoce.report.wording import baseline_rows
-    from sottovoce.run.baselines import write_own_baseline
+    from sottovoce.run.baselines import write_baselines
     from sottovoce.run.layout import RunFiles
 
     with activity("training alone"), ends_when_stopped():
-        found = write_own_baseline(RunFiles(folder), agreed.experiment, {name: table}, name)
+        found = write_baselines(RunFiles(folder), agreed.experiment, tables={name: table}, own=name)
         write_page_of(folder, again=True)
     return baseline_rows(found)
 

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from sottovoce.errors import Diverged
 from sottovoce.learning.tables import Table
-from sottovoce.learning.tasks import Evaluation
-from sottovoce.run.build import build_accountant, build_run
+from sottovoce.run.build import build_accountant
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.parallel import map_in_processes
 from sottovoce.run.protocol import local_step_size
@@ -36,59 +35,55 @@ DECIDING = ("seed", "noise_key", "topology", "data", "model", "algorithm", "trai
 """Sections and keys of settings on which baselines depend."""
 
 
-def write_baselines(files: RunFiles, experiment: Experiment, data: Path | None = None) -> Document:
+def write_baselines(
+    files: RunFiles,
+    experiment: Experiment,
+    data: Path | None = None,
+    *,
+    tables: Mapping[str, Table] | None = None,
+    own: str | None = None,
+) -> Document:
     """Compute the baselines of a finished run, and write `baselines.json`; what is there already is only read."""
-    before = files.document(files.baselines)
-    if before is not None:
-        return before
-    found = compute_baselines(experiment, data)
-    files.write_document(files.baselines, found)
+    found = files.document(files.baselines)
+    if found is None:
+        found = compute_baselines(experiment, data, tables=tables, own=own)
+        files.write_document(files.baselines, found)
     return found
 
 
-def write_own_baseline(files: RunFiles, experiment: Experiment, tables: Mapping[str, Table], name: str) -> Document:
-    """Compute what one node's own training comes to, and write `baselines.json`, as `write_baselines` does."""
-    before = files.document(files.baselines)
-    if before is not None:
-        return before
-    found = compute_own_baseline(experiment, tables, name)
-    files.write_document(files.baselines, found)
-    return found
+def compute_baselines(
+    experiment: Experiment,
+    data: Path | None = None,
+    *,
+    tables: Mapping[str, Table] | None = None,
+    own: str | None = None,
+) -> Document:
+    """Test figures of the same rounds, steps, batches and clipping without noise: all together, and each node alone.
 
-
-def compute_baselines(experiment: Experiment, data: Path | None = None) -> Document:
-    """Test figures of the same rounds, steps, batches and clipping without noise: all together, and each node alone."""
-    plain = build_run(_without_noise(experiment), data)
+    With a node of its `own`, whose table is among `tables`, only what that comes to alone, on its own held-out rows:
+    of the others nothing is known.
+    """
+    plain = build_accountant(_without_noise(experiment), data, tables=tables).training_run
+    names = plain.topology.names or tuple(map(str, range(plain.topology.n)))
+    nodes = np.array([node for node, name in enumerate(names) if own in (None, name)])
+    task, rows = plain.task if own is None else plain.task.hosted(nodes), experiment.metrics.test_rows
     with threads(experiment.machine.threads):
-        nodes = np.arange(plain.topology.n)
-        together, alone = _together(plain), _alone(plain, local_step_size(experiment), nodes)
-        rows = experiment.metrics.test_rows
-        joint, single = (plain.task.evaluate(models, rows) for models in (together, alone))
-    _require_finite(joint, single)
-    names = plain.topology.names
+        joint = None if own is not None else plain.task.evaluate(_together(plain), rows)
+        alone = task.evaluate(_alone(plain, local_step_size(experiment), nodes), rows)
+    if not all(np.isfinite(one.loss).all() for one in (alone, joint) if one is not None):
+        raise Diverged("baselines with nan or infinity", "there is nothing to measure", "lower the step size")
+    summary = vars(NodeSummary.of(alone.metric, 0.0))
     return {
-        "metric": joint.metric_name,
-        "without_noise": vars(NodeSummary.of(joint.metric, joint.average_metric)),
-        "alone": _over_nodes(single),
+        "metric": alone.metric_name,
+        "without_noise": None if joint is None else vars(NodeSummary.of(joint.metric, joint.average_metric)),
+        "alone": {key: value for key, value in summary.items() if key != "average"},
         "nodes": [
-            {"node": str(at) if names is None else names[at], "alone": float(one), "without_noise": float(other)}
-            for at, (one, other) in enumerate(zip(single.metric, joint.metric, strict=True))
+            {
+                "node": names[node], "alone": float(alone.metric[at]),
+                "without_noise": None if joint is None else float(joint.metric[at]),
+            }
+            for at, node in enumerate(nodes)
         ],
-    }
-
-
-def compute_own_baseline(experiment: Experiment, tables: Mapping[str, Table], name: str) -> Document:
-    """Test figures of one node alone, whose table is here, on its own held-out rows; of the others nothing is known."""
-    plain = build_accountant(_without_noise(experiment), tables=tables).training_run
-    assert plain.topology.names is not None
-    nodes = np.array([plain.topology.names.index(name)])
-    with threads(experiment.machine.threads):
-        models = _alone(plain, local_step_size(experiment), nodes)
-        found = plain.task.hosted(nodes).evaluate(models, experiment.metrics.test_rows)
-    _require_finite(found)
-    return {
-        "metric": found.metric_name, "without_noise": None, "alone": _over_nodes(found),
-        "nodes": [{"node": name, "alone": float(found.metric[0]), "without_noise": None}],
     }  # fmt: skip
 
 
@@ -104,31 +99,20 @@ def with_baselines(
 
     They are computed once for all runs that differ in noise and target only.
     """
-    alike: dict[str, list[Experiment]] = {}
-    for one in finished:
+    files = [RunFiles(out / one.run.experiment.name) for one in finished]
+    alike: dict[str, list[tuple[RunFiles, Experiment]]] = {}
+    for place, one in zip(files, finished, strict=True):
         if not one.diverged:
-            alike.setdefault(_deciding(one.run.experiment), []).append(one.run.experiment)
-    open_groups = [group for group in alike.values() if any(not _files(each, out).baselines.exists() for each in group)]
-    first, done = [group[0] for group in open_groups], len(alike) - len(open_groups)
-    processes = max(1, min(jobs or WORKERS, len(first)))
-    for experiment, found in map_in_processes(partial(_attempt, data=data), first, processes):
+            alike.setdefault(_deciding(one.run.experiment), []).append((place, one.run.experiment))
+    wanted = [group[0][1] for group in alike.values() if not all(place.baselines.exists() for place, _ in group)]
+    answers = map_in_processes(partial(_attempt, data=data), wanted, max(1, min(jobs or WORKERS, len(wanted))))
+    for done, (experiment, found) in enumerate(answers, len(alike) - len(wanted) + 1):
         if found is not None:
-            for each in alike[_deciding(experiment)]:
-                of_each = _files(each, out)
-                of_each.write_document(of_each.baselines, found)
-        done += 1
+            for place, _ in alike[_deciding(experiment)]:
+                place.write_document(place.baselines, found)
         if progress is not None:
             progress(done, len(alike))
-    return [replace(one, baselines=_stored(one, out)) for one in finished]
-
-
-def _stored(one: FinishedSweepRun, out: Path) -> Document | None:
-    files = _files(one.run.experiment, out)
-    return files.document(files.baselines)
-
-
-def _files(experiment: Experiment, out: Path) -> RunFiles:
-    return RunFiles(out / experiment.name)
+    return [replace(one, baselines=place.document(place.baselines)) for place, one in zip(files, finished, strict=True)]
 
 
 def _attempt(experiment: Experiment, data: Path | None) -> Document | None:
@@ -143,15 +127,6 @@ def _deciding(experiment: Experiment) -> str:
     """The settings that baselines follow from."""
     plain = _without_noise(experiment).document()
     return json.dumps({key: plain[key] for key in DECIDING} | {"rows": experiment.metrics.test_rows}, sort_keys=True)
-
-
-def _require_finite(*figures: Evaluation) -> None:
-    if not all(np.isfinite(one.loss).all() for one in figures):
-        raise Diverged("baselines with nan or infinity", "there is nothing to measure", "lower the step size")
-
-
-def _over_nodes(found: Evaluation) -> Document:
-    return {key: value for key, value in vars(NodeSummary.of(found.metric, 0.0)).items() if key != "average"}
 
 
 def _without_noise(experiment: Experiment) -> Experiment:

@@ -6,14 +6,15 @@ that the sensitivity and with it the size of the noise stay the same.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,27 +49,24 @@ def with_other_rows(
     """The run from another seed, with noise that follows from it. `rows` gives nodes new rows, as many as they had:
     positions among the training rows, followed by the test rows, followed by `extra` inputs and targets.
     """
-    training_run, training = finished_run.training_run, finished_run.experiment.training
-    job = training_run.task
-    indices = list(job.shards.indices)
+    run, training = finished_run.training_run, finished_run.experiment.training
+    job, indices, more = run.task, list(run.task.shards.indices), [part.numpy() for part in extra]
     for node, new in rows.items():
         assert len(new) == len(indices[node])
         indices[node] = np.asarray(new, dtype=np.int64)
-    data, more = job.dataset, [part.numpy() for part in extra]
+    data = job.dataset
     inputs = np.concatenate([data.inputs, data.test_inputs, *more[:1]], dtype=np.float32)
     targets = np.concatenate([data.targets, data.test_targets, *more[1:]])
     bound = data.examples.norm_bound
     examples = Examples(inputs) if bound is None else Examples(inputs).clipped(bound)
-    changed = dataclasses.replace(
-        job, dataset=dataclasses.replace(data, examples=examples, targets=targets, groups=None),
-        shards=dataclasses.replace(job.shards, indices=tuple(indices)),
+    gradients = replace(
+        job, dataset=replace(data, examples=examples, targets=targets, groups=None),
+        shards=replace(job.shards, indices=tuple(indices)),
+    ).gradients(
+        training.batch, training.clip, training.bound, local_steps=run.gradients.local_steps,
+        step_size=run.gradients.step_size, weigh_nodes=training.weigh_nodes,
     )  # fmt: skip
-    gradients = changed.gradients(
-        training.batch, training.clip, training.bound, local_steps=training_run.gradients.local_steps,
-        step_size=training_run.gradients.step_size, weigh_nodes=training.weigh_nodes,
-    )  # fmt: skip
-    changed_run = dataclasses.replace(training_run, gradients=gradients, seed=seed)
-    return changed_run.keyed(NoiseKey.of_seed(seed))
+    return replace(run, gradients=gradients, seed=seed).keyed(NoiseKey.of_seed(seed))
 
 
 def record_rerun(training_run: TrainingRun, record: RecordingSettings, attackers: Sequence[int]) -> Messages:
@@ -101,51 +99,44 @@ def load_or_compute(
     results = check_no_link(folder / hashlib.sha256(named.encode()).hexdigest()[:12])
     for place in (folder, results):
         make_folder(place)
-    found = {
-        number: arrays for number in range(count) if (arrays := _signed_arrays(results, named, number)) is not None
-    }
+    stored = [_StoredRerun(results / f"{number:04d}.npz", f"{named} {number}") for number in range(count)]
+    found = {number: arrays for number, one in enumerate(stored) if (arrays := one.read()) is not None}
     missing = [number for number in range(count) if number not in found]
-    foreign = sum(_file(results, number).exists() for number in missing)
+    foreign = sum(stored[number].path.exists() for number in missing)
     if foreign and note is not None:
         note(f"{foreign} of the reruns in {results} were not made by you, or were changed: they are made again")
     if progress is not None:
         progress(len(found), count)
-    jobs = min(jobs or WORKERS, max(1, len(missing)))
-    with closing(map_in_processes(act, missing, jobs)) as answers:
+    with closing(map_in_processes(act, missing, min(jobs or WORKERS, max(1, len(missing))))) as answers:
         for number, arrays in answers:
-            found[number] = _store(results, named, number, arrays)
+            stored[number].write(arrays)
+            found[number] = arrays
             if progress is not None:
                 progress(len(found), count)
     return [found[number] for number in range(count)]
 
 
-def _file(results: Path, number: int) -> Path:
-    return results / f"{number:04d}.npz"
+class _StoredRerun(NamedTuple):
+    """A file of a rerun, `about` which the signature beside it is as well."""
 
+    path: Path
+    about: str
 
-def _signature(results: Path, number: int) -> Path:
-    return results / f"{number:04d}.signature"
+    def read(self) -> Arrays | None:
+        """What it holds, if this user has signed it; None where it is not there or anybody else's."""
+        try:
+            signature = read_bytes(self.path.with_suffix(".signature")).decode()
+            return read_checked_npz(self.path) if is_signed(self._signed(read_bytes(self.path)), signature) else None
+        except (OSError, InputError, UnicodeDecodeError):
+            return None
 
+    def write(self, arrays: Arrays) -> None:
+        """Store what was computed here, and sign it."""
+        written = BytesIO()
+        write_npz(written, arrays)
+        content = written.getvalue()
+        write_bytes(self.path, content, private=True)
+        write_text(self.path.with_suffix(".signature"), sign(self._signed(content)), private=True)
 
-def _signed_arrays(results: Path, named: str, number: int) -> Arrays | None:
-    """A stored rerun, if this user has signed it; None where it is not there or anybody else's."""
-    try:
-        content, signature = (read_bytes(path(results, number)) for path in (_file, _signature))
-        signed = is_signed(_signed_content(named, number, content), signature.decode())
-        return read_checked_npz(_file(results, number)) if signed else None
-    except (OSError, InputError, UnicodeDecodeError):
-        return None
-
-
-def _signed_content(named: str, number: int, content: bytes) -> bytes:
-    return f"{named} {number} {hashlib.sha256(content).hexdigest()}".encode()
-
-
-def _store(results: Path, named: str, number: int, arrays: Arrays) -> Arrays:
-    """Store a rerun with its signature, of what was computed here."""
-    written = BytesIO()
-    write_npz(written, arrays)
-    content = written.getvalue()
-    write_bytes(_file(results, number), content, private=True)
-    write_text(_signature(results, number), sign(_signed_content(named, number, content)), private=True)
-    return arrays
+    def _signed(self, content: bytes) -> bytes:
+        return f"{self.about} {hashlib.sha256(content).hexdigest()}".encode()

@@ -55,13 +55,20 @@ def expand_sweep(document: Document, where: str = "") -> list[SweepRun]:
     base = {key: value for key, value in document.items() if key not in VARYING}
     if len(base) == len(document):
         return [SweepRun(parse_experiment(base, where), "")]
-    seeds, variants = _seeds(document), _variants(document)
-    _check_size(document, variants, len(seeds))
+    seeds = document.get("seeds", [document.get("seed", 0)])
+    if not isinstance(seeds, list) or not seeds or not all(isinstance(seed, int) for seed in seeds):
+        raise InputError(f"seeds = {seeds}", "it must be a list of whole numbers", "write seeds = [0, 1, 2]")
+    axes = [
+        (variant, *(_axes_of(document, variant, key) for key in ("grid", "tune"))) for variant in _variants(document)
+    ]
+    count = len(seeds) * sum(math.prod(map(len, (*grid.values(), *tune.values()))) for _, grid, tune in axes)
+    if count > MOST_RUNS:  # before they are all listed
+        raise InputError(f"a sweep of {count:,} runs", f"it has at most {MOST_RUNS:,}", "use fewer values")
     runs = [
         _sweep_run(base, variant, values, tuned, seed, where)
-        for variant in variants
-        for values in _points(document, variant, "grid")
-        for tuned in _points(document, variant, "tune")
+        for variant, grid, tune in axes
+        for values in _points(grid)
+        for tuned in _points(tune)
         for seed in seeds
     ]
     twice, times = Counter(run.experiment.name for run in runs).most_common(1)[0]
@@ -70,21 +77,14 @@ def expand_sweep(document: Document, where: str = "") -> list[SweepRun]:
     return runs
 
 
-def _check_size(document: Document, variants: list[Document], seeds: int) -> None:
-    """Refuse more runs than anybody waits for, before they are all listed."""
-    sizes = (
-        math.prod(len(values) for key in ("grid", "tune") for values in _axes_of(document, variant, key).values())
-        for variant in variants
-    )
-    runs = seeds * sum(sizes)
-    if runs > MOST_RUNS:
-        raise InputError(f"a sweep of {runs:,} runs", f"it has at most {MOST_RUNS:,}", "use fewer values")
-
-
-def _points(document: Document, variant: Document, key: str) -> list[Point]:
-    """All combinations of the values of a variant's axes."""
-    axes = _axes_of(document, variant, key)
-    return [tuple(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+def _variants(document: Document) -> list[Document]:
+    found = document.get("variants", [{"name": ""}])
+    if not isinstance(found, list) or not found or not all(isinstance(one, dict) and "name" in one for one in found):
+        raise InputError("variants", "each is a table with a name", "write [[variants]] and name = ...")
+    for one in found:
+        if "seed" in one:
+            raise InputError(f"seed of variant {one['name']}", "variants share their seeds", "write seeds = [0, 1]")
+    return found
 
 
 def _axes_of(document: Document, variant: Document, key: str) -> dict[str, list[Any]]:
@@ -94,7 +94,20 @@ def _axes_of(document: Document, variant: Document, key: str) -> dict[str, list[
         raise InputError(
             f"{key} = {own!r} of variant {variant['name']}", "it must be true, false or a table", "correct it"
         )
-    return _axes(document if own is True else {key: own or {}}, key)
+    found = document.get(key, {}) if own is True else own or {}
+    if not isinstance(found, dict) or not all(isinstance(values, list) and values for values in found.values()):
+        raise InputError(key, "each of its keys needs a list of values", 'write "privacy.epsilon" = [0.5, 1.0]')
+    for word in ("name", "seed", "noise_key"):
+        if word in found:
+            raise InputError(
+                f"{key} over {word}", "the names of runs would contain it", "write seeds = [0, 1], or [[variants]]"
+            )
+    return found
+
+
+def _points(axes: dict[str, list[Any]]) -> list[Point]:
+    """All combinations of the values of some axes."""
+    return [tuple(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
 def _sweep_run(base: Document, variant: Document, values: Point, tuned: Point, seed: int, where: str) -> SweepRun:
@@ -110,37 +123,6 @@ def _sweep_run(base: Document, variant: Document, values: Point, tuned: Point, s
 def last_word(key: str) -> str:
     """The last part of a dotted key, by which labels name a setting."""
     return key.rpartition(".")[2]
-
-
-def _variants(document: Document) -> list[Document]:
-    found = document.get("variants", [{"name": ""}])
-    if not isinstance(found, list) or not found or not all(isinstance(one, dict) and "name" in one for one in found):
-        raise InputError("variants", "each is a table with a name", "write [[variants]] and name = ...")
-    for one in found:
-        if "seed" in one:
-            raise InputError(f"seed of variant {one['name']}", "variants share their seeds", "write seeds = [0, 1]")
-    return found
-
-
-def _axes(document: Document, key: str) -> dict[str, list[Any]]:
-    found = document.get(key, {})
-    if not isinstance(found, dict) or not all(isinstance(values, list) and values for values in found.values()):
-        raise InputError(key, "each of its keys needs a list of values", 'write "privacy.epsilon" = [0.5, 1.0]')
-    for word in ("name", "seed", "noise_key"):
-        if word in found:
-            raise InputError(
-                f"{key} over {word}", "the names of runs would contain it", "write seeds = [0, 1], or [[variants]]"
-            )
-    return found
-
-
-def _seeds(document: Document) -> list[int]:
-    if "seeds" not in document:
-        return [document.get("seed", 0)]
-    found = document["seeds"]
-    if not isinstance(found, list) or not found or not all(isinstance(seed, int) for seed in found):
-        raise InputError(f"seeds = {found}", "it must be a list of whole numbers", "write seeds = [0, 1, 2]")
-    return found
 
 
 @dataclass(frozen=True)
@@ -205,17 +187,15 @@ class SweepRow:
 
     def document(self) -> Document:
         """As JSON: means over seeds, and sample deviations."""
-        metric, first = self.metric, self.runs[0].result
-        figures = {
-            "average_model": self.final_figures(lambda line: line[metric]["average"]),
-            "mean_node": self.final_figures(lambda line: line[metric]["mean"]),
-            "worst_node": self.final_figures(lambda line: line[metric]["max" if metric in LESS_IS_BETTER else "min"]),
-            "loss": self.final_figures(lambda line: line["loss"]["average"]),
-            "node_loss": self.final_figures(lambda line: line["loss"]["mean"]),
-        }
+        metric, first, worst = self.metric, self.runs[0].result, "max" if self.metric in LESS_IS_BETTER else "min"
+
+        def spread(of: str, which: str) -> Document:
+            return _mean_and_deviation(self.final_figures(lambda line: line[of][which]))
+
         return {
             "run": self.label, "seeds": len(self.runs), "tuned": dict(self.tuned), "metric": metric,
-            **{key: _mean_and_deviation(values) for key, values in figures.items()},
+            "average_model": spread(metric, "average"), "mean_node": spread(metric, "mean"),
+            "worst_node": spread(metric, worst), "loss": spread("loss", "average"), "node_loss": spread("loss", "mean"),
             "consensus": float(np.mean([run.lines[-1]["consensus"] for run in self.runs])),
             "megabytes": float(np.mean([run.lines[-1]["bytes"] / 1e6 for run in self.runs])),
             "epsilon": "inf" if self.epsilon == math.inf else self.epsilon,

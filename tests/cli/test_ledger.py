@@ -150,7 +150,7 @@ def test_a_run_that_was_killed_as_soon_as_it_was_entered_is_not_counted_twice(fo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(execute, "prepare_folder", stop)
+        patched.setattr(execute, "_prepare_folder", stop)
         assert sotto("run try.toml --ledger my.ledger")[0] == 130
     assert sotto("run try.toml --ledger killed.ledger --out other")[0] == 3
     assert sotto("run try.toml --ledger killed.ledger")[0] == 0
