@@ -194,7 +194,7 @@ class PrivacyReport:
         """At how many rounds epsilon is reported at most."""
         held, size = self._held_against(last), self._run.topology.n * self._run.rounds
         is_large = size > NODE_ROUNDS
-        if is_large and self.accountant.traces_less_than_first_rounds:
+        if is_large and self.accountant.traces_less_than_first_rounds():
             return 0
         if len(held) == 1:
             return STAGES if size <= LARGEST else 0
@@ -319,12 +319,13 @@ def report_privacy(
     if noisy and not training_run.clipped:
         return PrivacyReport(accountant, delta, (), None, "none", UNCLIPPED, (UNCLIPPED,))
     chosen, which = choose_attackers(accountant, attackers), target.final_models
-    counted = _adversaries(accountant, chosen.nodes, which)
-    adversaries = dict.fromkeys((*counted, target, *_other_lines(chosen.nodes, which)))
+    everyone = with_final_models(views.everyone(), which)
+    other = FinalModels.AVERAGE if which is FinalModels.NONE else FinalModels.NONE
+    nodes, again = ([with_final_models(views.node(node), one) for node in chosen.nodes] for one in (which, other))
+    adversaries = dict.fromkeys((everyone, *nodes, *covering_views(everyone, accountant.system), target, *again))
     accounts = accountant.accounts(list(adversaries))
     refusals: tuple[str, ...] = ()
     try:
-        everyone = with_final_models(views.everyone(), which)
         sampled = _sampled(training_run, accountant.system, everyone, delta)
     except Unaccountable as refusal:
         sampled, refusals = None, (str(refusal),)
@@ -340,19 +341,6 @@ def report_wanted(accountant: RunAccountant, experiment: Experiment) -> PrivacyR
         accountant, delta=wanted.delta, attackers=wanted.attackers, target=wanted.view,
         final_models=wanted.and_final_models, every=experiment.metrics.every,
     )  # fmt: skip
-
-
-def _adversaries(accountant: RunAccountant, nodes: Sequence[int], which: FinalModels) -> list[View]:
-    """Everyone, the nodes that were chosen as attackers, and whomever the headline must hold for."""
-    everyone = with_final_models(views.everyone(), which)
-    chosen = [with_final_models(views.node(node), which) for node in nodes]
-    return [everyone, *chosen, *covering_views(everyone, accountant.system)]
-
-
-def _other_lines(nodes: Sequence[int], which: FinalModels) -> list[View]:
-    """The attackers once more: with the average of the final models, or without models where they have some already."""
-    other = FinalModels.AVERAGE if which is FinalModels.NONE else FinalModels.NONE
-    return [with_final_models(views.node(node), other) for node in nodes]
 
 
 # --- which nodes are accounted for as adversaries, besides whoever hears every message --------------------------------
@@ -377,11 +365,19 @@ class Attackers(NamedTuple):
 def choose_attackers(accountant: RunAccountant, wanted: str | int | Sequence[int | str]) -> Attackers:
     """`wanted` are nodes by number or name, how many to sample, `all`, `none`, or `auto`: as many as sizes allow."""
     training_run = accountant.training_run
-    n, automatic = training_run.topology.n, wanted == "auto"
+    n, size, left_out = training_run.topology.n, training_run.topology.n * training_run.rounds, ""
     if n == 1 and wanted in ("all", "auto"):
         return Attackers([], "none")
-    if isinstance(wanted, str):
-        wanted = _count(accountant, wanted)
+    if wanted == "auto":
+        wanted = 0
+        if not isinstance(training_run.algorithm.noise, NoNoise):
+            left_out = LEFT_OUT
+            if size <= MOST_ATTACKED:
+                wanted = min(n, max(1, NODE_ROUNDS // size), int(WORK / _work_of_each(accountant)))
+    elif isinstance(wanted, str):
+        if wanted not in ("all", "none"):
+            raise InputError(f"attackers {wanted!r}", "known: auto, all, none, a number, a list of nodes", "choose one")
+        wanted = n if wanted == "all" else 0
     if not isinstance(wanted, int):
         named = node_numbers(wanted, training_run.topology.names)
         return Attackers(named, f"nodes {', '.join(map(str, named))}" if named else "none")
@@ -392,24 +388,7 @@ def choose_attackers(accountant: RunAccountant, wanted: str | int | Sequence[int
     rng = np.random.default_rng(public_seed(training_run.seed, "attackers"))
     sample = sorted(rng.choice(n, wanted, replace=False).tolist())
     described = f"a sample of {wanted} of {n} nodes, drawn with the run's seed" if wanted else "none"
-    return Attackers(sample, described + (LEFT_OUT if automatic and _has_attackers(training_run) else ""))
-
-
-def _has_attackers(training_run: TrainingRun) -> bool:
-    """Whether there is anything to account for: another node, and noise."""
-    return training_run.topology.n > 1 and not isinstance(training_run.algorithm.noise, NoNoise)
-
-
-def _count(accountant: RunAccountant, wanted: str) -> int:
-    n = accountant.training_run.topology.n
-    if wanted == "auto":
-        size = n * accountant.training_run.rounds
-        if size > MOST_ATTACKED or not _has_attackers(accountant.training_run):
-            return 0
-        return min(n, max(1, NODE_ROUNDS // size), int(WORK / _work_of_each(accountant)))
-    if wanted not in ("all", "none"):
-        raise InputError(f"attackers {wanted!r}", "known: auto, all, none, a number, a list of nodes", "choose one")
-    return n if wanted == "all" else 0
+    return Attackers(sample, described + left_out)
 
 
 def _work_of_each(accountant: RunAccountant) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,13 +42,6 @@ class Convexity(NamedTuple):
 
     established: bool
     sentence: str
-
-
-class _Settings(TypedDict):
-    adjacency: str
-    participation: Participation
-    convex: bool
-    kinds: Sequence[Kind]
 
 
 class RunAccountant:
@@ -117,21 +110,14 @@ class RunAccountant:
 
     def first_rounds(self, rounds: int) -> LinearSystem:
         """The system of the first rounds; traced anew where more of it is affordable than of the whole run."""
-        run = self.training_run
-        if self._is_traced_alike(rounds):
-            return self.system.first_rounds(rounds)
-        return trace_affordable(run.algorithm, run.topology, rounds=rounds)
+        if self.traces_less_than_first_rounds(rounds):
+            return trace_affordable(self.training_run.algorithm, self.training_run.topology, rounds=rounds)
+        return self.system.first_rounds(rounds)
 
-    @property
-    def traces_less_than_first_rounds(self) -> bool:
+    def traces_less_than_first_rounds(self, rounds: int = 1) -> bool:
         """Whether the whole run is too large to trace as much of it as of its first rounds."""
-        return not self._is_traced_alike(1)
-
-    def _is_traced_alike(self, rounds: int) -> bool:
-        """Whether as much is affordable of the whole run as of its first rounds."""
         run = self.training_run
-        extents = {affordable_extent(run.algorithm, run.topology, rounds=count) for count in (rounds, run.rounds)}
-        return len(extents) == 1
+        return len({affordable_extent(run.algorithm, run.topology, rounds=count) for count in (rounds, run.rounds)}) > 1
 
     def at_sigma(self, sigma: PerNode, known: Account | None = None) -> RunAccountant:
         """The accountant of the same run with another sigma, or with one for each node.
@@ -160,11 +146,11 @@ class RunAccountant:
     ) -> Iterator[Account]:
         return account_for_each(system, views, **self._settings(system, kinds))
 
-    def _settings(self, system: LinearSystem, kinds: Sequence[Kind]) -> _Settings:
-        return _Settings(
-            adjacency=self.training_run.adjacency, participation=self._participation(system),
-            convex=self.convexity.established, kinds=kinds,
-        )  # fmt: skip
+    def _settings(self, system: LinearSystem, kinds: Sequence[Kind]) -> dict[str, Any]:
+        return {
+            "adjacency": self.training_run.adjacency, "participation": self._participation(system),
+            "convex": self.convexity.established, "kinds": kinds,
+        }  # fmt: skip
 
     def _participation(self, system: LinearSystem) -> Participation:
         run = self.training_run

@@ -165,7 +165,7 @@ def test_runs_up_to_a_size_tell_epsilon_over_rounds(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("sottovoce.run.privacy_report.LARGEST", 19)
         assert found.over_rounds() == []
-    monkeypatch.setattr(RunAccountant, "traces_less_than_first_rounds", True)
+    monkeypatch.setattr(RunAccountant, "traces_less_than_first_rounds", lambda self: True)
     assert found.over_rounds() == []
 
 
