@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, TypeAlias, TypedDict
+from typing import TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -123,10 +123,7 @@ def _rows_here(rows: Rows, transport: Transport) -> Rows:
 
 
 def _write(path: Path, named: Arrays) -> None:
-    def write_to(file: BinaryIO) -> None:
-        write_npz(file, named)
-
-    write(path, write_to, private=True)
+    write(path, lambda file: write_npz(file, named), private=True)
 
 
 def load(path: Path, training_run: TrainingRun, fingerprint: str, coordinator: Coordinator | None = None) -> Checkpoint:

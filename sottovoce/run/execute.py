@@ -73,7 +73,7 @@ from sottovoce.run.privacy_document import (
     result_contradictions,
 )
 from sottovoce.run.privacy_report import PrivacyReport, report_wanted, unlike_settings
-from sottovoce.run.recording import recorder_in, remove_recordings_after
+from sottovoce.run.recording import Recorder, remove_recordings_after
 from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.run_documents import RunDocuments, record_graph, recorded_graph
 from sottovoce.run.run_ledger import (
@@ -256,7 +256,7 @@ def _begin(
     report_stage("fingerprint of data and settings")
     digest = each(lambda: fingerprint(experiment, training_run))
     coordinator.require_equal({"data, graph or noise": digest})
-    recorder = each(lambda: recorder_in(files.folder, training_run, experiment.record))
+    recorder = each(lambda: Recorder(training_run, experiment.record, files.messages))
     transport = coordinator.transport(training_run.topology, training_run.seed, keep_received=recorder.is_active)
     report_stage("privacy guarantees")
     report = cache(partial(report_wanted, accountant, experiment))
@@ -402,7 +402,7 @@ class _Training:
         now, total, rank = self.checkpoint, self.training_run.rounds, self.coordinator.rank
         begun, covered, metrics = time.monotonic() - now.seconds, now.state.rounds, self.experiment.metrics
         schedule = CheckpointSchedule(self.coordinator, self.experiment.machine.checkpoint_seconds, total)
-        recorder = recorder_in(self.files.folder, self.training_run, self.experiment.record, rank)
+        recorder = Recorder(self.training_run, self.experiment.record, self.files.messages, rank)
         rounds = measured_rounds(
             self.training_run, now.state, every=metrics.every, test_rows=metrics.test_rows, seconds=now.seconds,
             start=now.lines == 0, on_round=call_all(on_round, recorder), coordinator=self.coordinator,

@@ -25,7 +25,7 @@ import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,7 +113,13 @@ class Recorder:
         self._attackers: NDArray[np.intp] = np.array(_attackers(record, training_run.topology), dtype=np.intp)
         self._every, self._last, self._folder, self._rank = record.every, training_run.rounds - 1, folder, rank
         self._recorded: dict[int, RecordedRound | list[Path]] = {}
-        self._check_size(training_run, record)
+        needed = self._bytes(training_run) / 1e6
+        if needed > record.limit_mb:
+            raise InputError(
+                f"recordings of {needed:,.0f} MB",
+                f"record.limit_mb allows {record.limit_mb:g}",
+                "give a larger record.every, fewer record.attackers, or a higher limit",
+            )
         self._attackers = self._attackers[np.isin(self._attackers, training_run.transport.nodes)]
 
     @property
@@ -131,47 +137,33 @@ class Recorder:
         recorded = RecordedRound(sender, receiver, row, rows)
         if self._folder is None:
             self._recorded[round] = recorded
-        else:
-            _write(self._folder, round, self._rank, recorded)
+            return
+        make_folder(self._folder)
+        path = self._folder / (f"{round:07d}-{self._rank}.npz" if self._rank else f"{round:07d}.npz")
+        write(path, lambda file: write_npz(file, recorded._asdict()), private=True)
 
     @property
     def messages(self) -> Messages:
         """What was recorded so far, of a recorder without a folder."""
         return Messages(tuple(self._attackers.tolist()), self._recorded)
 
-    def _check_size(self, training_run: TrainingRun, record: RecordingSettings) -> None:
-        needed = self._bytes(training_run) / 1e6
-        if needed > record.limit_mb:
-            raise InputError(
-                f"recordings of {needed:,.0f} MB",
-                f"record.limit_mb allows {record.limit_mb:g}",
-                "give a larger record.every, fewer record.attackers, or a higher limit",
-            )
-
     def _bytes(self, training_run: TrainingRun) -> float:
         """An upper bound for all files together."""
         if not len(self._attackers):
             return 0.0
-        rounds = [*range(0, self._last, self._every), self._last]
+        algorithm, topology = training_run.algorithm, training_run.topology
         model = training_run.task.model.layout.size * training_run.task.inputs.element_size()
-        if training_run.topology.static:
-            return len(rounds) * self._bytes_at(training_run, 0, model)
-        return sum(self._bytes_at(training_run, round, model) for round in rounds)
 
-    def _bytes_at(self, training_run: TrainingRun, round: int, model: int) -> float:
-        mixing = training_run.topology.at(round, 0)
-        sender, receiver, _ = mixing.edges
-        reaches = np.isin(receiver, self._attackers) & (sender != receiver)
-        edge_noise = bool(training_run.algorithm.noise.edge(mixing))
-        rows = int(reaches.sum()) if edge_noise else len(np.unique(sender[reaches]))
-        if training_run.algorithm.secure_sum:
-            rows = 1
-        return PER_FILE + PER_MESSAGE * int(reaches.sum()) + model * rows
+        def of(round: int) -> int:
+            mixing = topology.at(round, 0)
+            sender, receiver, _ = mixing.edges
+            reaches = np.isin(receiver, self._attackers) & (sender != receiver)
+            messages = int(reaches.sum())
+            rows = messages if algorithm.noise.edge(mixing) else len(np.unique(sender[reaches]))
+            return PER_FILE + PER_MESSAGE * messages + model * (1 if algorithm.secure_sum else rows)
 
-
-def recorder_in(folder: Path, training_run: TrainingRun, record: RecordingSettings, rank: int = 0) -> Recorder:
-    """A recorder that writes into `messages/` of a run's folder."""
-    return Recorder(training_run, record, RunFiles(folder).messages, rank)
+        rounds = [*range(0, self._last, self._every), self._last]
+        return len(rounds) * of(0) if topology.static else sum(map(of, rounds))
 
 
 def read_recording(folder: Path, training_run: TrainingRun, record: RecordingSettings) -> Messages:
@@ -215,12 +207,8 @@ def _joined(parts: list[RecordedRound]) -> RecordedRound:
     if len(parts) == 1:
         return parts[0]
     starts = np.cumsum([0, *(len(part.rows) for part in parts)])
-    sender, receiver, row = (
-        np.concatenate(each)
-        for each in zip(
-            *((p.sender, p.receiver, p.row + start) for p, start in zip(parts, starts, strict=False)), strict=True
-        )
-    )
+    sender, receiver = (np.concatenate([part[which] for part in parts]) for which in (0, 1))
+    row = np.concatenate([part.row + start for part, start in zip(parts, starts, strict=False)])
     order = np.lexsort((receiver, sender))
     return RecordedRound(sender[order], receiver[order], row[order], np.concatenate([part.rows for part in parts]))
 
@@ -234,15 +222,6 @@ def _attackers(record: RecordingSettings, topology: Topology) -> tuple[int, ...]
         if not 0 <= node < n:
             raise InputError(f"record.attackers: node {node}", f"nodes are 0..{n - 1}", "choose one of them")
     return tuple(named)
-
-
-def _write(folder: Path, round: int, rank: int, recorded: RecordedRound) -> None:
-    make_folder(folder)
-
-    def write_to(file: BinaryIO) -> None:
-        write_npz(file, recorded._asdict())
-
-    write(folder / (f"{round:07d}-{rank}.npz" if rank else f"{round:07d}.npz"), write_to, private=True)
 
 
 def _read(path: Path, shape: tuple[int, int] | None) -> RecordedRound:
