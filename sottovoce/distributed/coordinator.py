@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Transport
@@ -19,77 +19,56 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 
-class Coordinator(Protocol):
-    """What a run asks of the processes that carry it out. All of them make the same calls in the same order."""
+class Coordinator:
+    """What a run asks of the processes that carry it out, where there is one alone; `Ranks` answers for several.
+
+    All of them make the same calls in the same order.
+    """
 
     @property
     def rank(self) -> int:
         """The number of this process; rank 0 writes what is written once."""
+        return 0
 
     @property
     def size(self) -> int:
         """How many processes there are."""
+        return 1
 
     def require_equal(self, facts: Mapping[str, object]) -> None:
         """Refuse to go on where processes differ in any of these facts, saying in which."""
 
     def on_rank_zero(self, act: Callable[[], Value]) -> Value:
         """What `act` returns at rank 0, at all ranks: something that JSON has. What it raises there, all raise."""
+        return act()
 
     def on_every_rank(self, act: Callable[[], Value]) -> Value:
         """What `act` returns at this rank; if it raises at any rank, all raise."""
+        return act()
 
     def transport(self, topology: Topology, seed: int, *, keep_received: bool = False) -> Transport:
         """Place the nodes, and connect this process with the others; refuses more processes than nodes.
 
         With `keep_received` messages that arrive from other processes stay at hand for a recording.
         """
-
-    def sum(self, values: Tensor) -> Tensor:
-        """The sum over all processes of a measurement."""
-
-    def gather(self, values: Tensor) -> list[Tensor]:
-        """The numbers of every process, by rank: tensors of one dimension and of one type."""
-
-    def maximum(self, *numbers: int) -> list[int]:
-        """The largest over all processes of each number."""
-
-    def propagate_errors(self) -> AbstractContextManager[None]:
-        """While rounds are played: what one process raises, all raise."""
-
-
-class SingleProcess:
-    """One process carries out the run alone."""
-
-    rank, size = 0, 1
-
-    def require_equal(self, facts: Mapping[str, object]) -> None:
-        """One process is equal to itself."""
-
-    def on_rank_zero(self, act: Callable[[], Value]) -> Value:
-        """This process is rank 0."""
-        return act()
-
-    def on_every_rank(self, act: Callable[[], Value]) -> Value:
-        """This process is every rank."""
-        return act()
-
-    def transport(self, topology: Topology, seed: int, *, keep_received: bool = False) -> Transport:
-        """All nodes live here, and what they receive can be formed from what was sent."""
         return InProcess(topology.n)
 
     def sum(self, values: Tensor) -> Tensor:
-        """The values themselves."""
+        """The sum over all processes of a measurement."""
         return values
 
     def gather(self, values: Tensor) -> list[Tensor]:
-        """The numbers of this process."""
+        """The numbers of every process, by rank: tensors of one dimension and of one type."""
         return [values]
 
     def maximum(self, *numbers: int) -> list[int]:
-        """The numbers themselves."""
+        """The largest over all processes of each number."""
         return list(numbers)
 
     def propagate_errors(self) -> AbstractContextManager[None]:
-        """There is no other process to inform."""
+        """While rounds are played: what one process raises, all raise."""
         return nullcontext()
+
+
+ALONE = Coordinator()
+"""One process carries out the run."""

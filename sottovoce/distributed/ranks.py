@@ -37,6 +37,7 @@ from sottovoce.distributed.communication import (
     open_store,
     strange_value,
 )
+from sottovoce.distributed.coordinator import Coordinator
 from sottovoce.distributed.launch import Place, leave_with_launcher, place_among_ranks
 from sottovoce.distributed.placement import place_nodes, read_placement
 from sottovoce.distributed.shard_transport import ShardTransport
@@ -104,7 +105,7 @@ def read_error(document: object, key: str) -> SottovoceError:
         return strange_value(key)
 
 
-class Ranks:
+class Ranks(Coordinator):
     """One of several processes that carry out a run together.
 
     Before the first round they wait for each other by the store, for as long as the others show that they are alive;

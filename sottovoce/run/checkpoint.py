@@ -34,7 +34,7 @@ from sottovoce.core.algorithm import State
 from sottovoce.core.arrays import Reals, Rows
 from sottovoce.core.messages import Traffic
 from sottovoce.core.transport import Nodes, Transport
-from sottovoce.distributed.coordinator import Coordinator, SingleProcess
+from sottovoce.distributed.coordinator import ALONE, Coordinator
 from sottovoce.errors import Diverged, InputError
 from sottovoce.run.layout import CHECKPOINT
 from sottovoce.run.training_run import RunState, TrainingRun
@@ -75,10 +75,9 @@ def save(
     checkpoint: Checkpoint,
     fingerprint: str,
     transport: Transport,
-    coordinator: Coordinator | None = None,
+    coordinator: Coordinator = ALONE,
 ) -> None:
     """Write a checkpoint. `fingerprint` names the run, so that no other goes on from it."""
-    coordinator = coordinator or SingleProcess()
     leaves: list[Rows] = []
     state, nesting = checkpoint.state, _nesting(checkpoint.state.loop_state, transport, leaves)
     named = {str(number): arrays.to_numpy(_rows_here(rows, transport)) for number, rows in enumerate(leaves)}
@@ -126,7 +125,7 @@ def _write(path: Path, named: Arrays) -> None:
     write(path, lambda file: write_npz(file, named), private=True)
 
 
-def load(path: Path, training_run: TrainingRun, fingerprint: str, coordinator: Coordinator | None = None) -> Checkpoint:
+def load(path: Path, training_run: TrainingRun, fingerprint: str, coordinator: Coordinator = ALONE) -> Checkpoint:
     """Read a checkpoint of a run: the rows of the nodes that live here. Rank 0 goes on counting what was counted."""
     transport = training_run.transport
     everyone = len(transport.nodes) == transport.n
@@ -161,7 +160,7 @@ def load(path: Path, training_run: TrainingRun, fingerprint: str, coordinator: C
             raise
         raise _unlike_a_run(path, "arrays that do not belong together") from None
     _check_state(path, loop_state, before, transport)
-    counts = (about["nonfinite"], about["wire"]) if (coordinator or SingleProcess()).rank == 0 else (0, 0)
+    counts = (about["nonfinite"], about["wire"]) if coordinator.rank == 0 else (0, 0)
     state = RunState(about["rounds"], loop_state, Traffic(*about["sent"]), *counts)
     return Checkpoint(state, about["lines"], about["seconds"])
 

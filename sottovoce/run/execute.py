@@ -38,7 +38,7 @@ from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import Transport
-from sottovoce.distributed.coordinator import Coordinator, SingleProcess
+from sottovoce.distributed.coordinator import ALONE, Coordinator
 from sottovoce.errors import InputError
 from sottovoce.run.build import build_accountant, forget_data, with_table_facts
 from sottovoce.run.checkpoint import Action, Checkpoint, CheckpointSchedule, load, save
@@ -113,7 +113,7 @@ def run_experiment(
     resume: bool = False,
     progress: Progress | None = None,
     on_round: RoundCallback | None = None,
-    coordinator: Coordinator | None = None,
+    coordinator: Coordinator = ALONE,
     ledger: LedgerFile | None = None,
     on_end: Callable[[RunDocuments], None] | None = None,
 ) -> Document:
@@ -123,7 +123,7 @@ def run_experiment(
     run, and its `coordinator` keeps it in step with the others. With a `ledger`, the cost of the run is reserved first.
     `on_end` is called with what the folder of a run that ended here holds, by the process that wrote it.
     """
-    files, coordinator = RunFiles(folder), coordinator or SingleProcess()
+    files = RunFiles(folder)
     experiment = coordinator.on_every_rank(partial(with_table_facts, experiment, data))
     coordinator.require_equal({**versions(), "settings": _shown_settings(experiment), "resume": resume})
     result = coordinator.on_rank_zero(lambda: _result_unless_locked(files, experiment, resume, ledger))

@@ -136,9 +136,8 @@ class RunFiles:
 
     def lines(self) -> list[Document]:
         """The lines of `metrics.jsonl`, one for each time that the models were measured."""
-        return [
-            _parsed(line, self.metrics, METRICS.name, f"line {at}: ") for at, line in enumerate(self._stored_lines(), 1)
-        ]
+        found = self._stored_lines()
+        return [_parsed(line, self.metrics, METRICS.name, f"line {at}: ") for at, line in enumerate(found, 1)]
 
     def last_line(self) -> Document:
         """The last of them."""
@@ -198,9 +197,7 @@ def write_private_facts(files: RunFiles, facts: PrivateFacts) -> None:
 def read_private_facts(files: RunFiles) -> PrivateFacts | None:
     """What `private.json` holds; None where it is not there."""
     document = files.document(files.private)
-    if document is None:
-        return None
-    return PrivateFacts(document["fingerprint"], document["nonfinite"], document["in_ledger"])
+    return None if document is None else PrivateFacts(**{key: document[key] for key in PrivateFacts.__match_args__})
 
 
 # --- one process, or one group of ranks, at a time --------------------------------------------------------------------

@@ -27,7 +27,7 @@ from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.sensitivity import largest
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Nodes, Transport
-from sottovoce.distributed.coordinator import Coordinator, SingleProcess
+from sottovoce.distributed.coordinator import ALONE, Coordinator
 from sottovoce.errors import Diverged, InputError
 from sottovoce.learning.partitioning import check_names
 from sottovoce.learning.tasks import CPU, Gradients, Task
@@ -293,10 +293,10 @@ def measure(
     state: RunState,
     seconds: float,
     test_rows: int | None = None,
-    coordinator: Coordinator | None = None,
+    coordinator: Coordinator = ALONE,
 ) -> Measurement:
     """Evaluate all models on the test rows, or on the first of them; each process those of its own nodes."""
-    coordinator, models = coordinator or SingleProcess(), training_run.models(state)
+    models = training_run.models(state)
     average = average_model(training_run, state, coordinator)
     evaluation = training_run.task.evaluate(models, test_rows, average)
     distances = to_numpy((models - average).double().square().sum(1))
@@ -318,10 +318,10 @@ def measure(
     )  # fmt: skip
 
 
-def average_model(training_run: TrainingRun, state: RunState, coordinator: Coordinator | None = None) -> Tensor:
+def average_model(training_run: TrainingRun, state: RunState, coordinator: Coordinator = ALONE) -> Tensor:
     """The average of all models, whichever processes hold them; added up in float64."""
     models = training_run.models(state)
-    total = (coordinator or SingleProcess()).sum(models.sum(0, dtype=torch.float64))
+    total = coordinator.sum(models.sum(0, dtype=torch.float64))
     return (total / training_run.topology.n).to(models.dtype)
 
 
@@ -339,7 +339,7 @@ def measured_rounds(
     seconds: float = 0.0,
     start: bool = True,
     on_round: RoundCallback | None = None,
-    coordinator: Coordinator | None = None,
+    coordinator: Coordinator = ALONE,
 ) -> Iterator[tuple[RunState, Measurement | None]]:
     """Each state after `state`, with metrics every few rounds, the starting point among them unless not `start`.
 
