@@ -25,7 +25,7 @@ from benchmarks.loop import peak_gigabytes, settings
 from sottovoce import Topology, algorithm, metropolis, weigh
 from sottovoce.distributed.communication import Communicator, PendingExchange
 from sottovoce.distributed.launch import LOOPBACK, MEETING
-from sottovoce.distributed.placement import cut_edges, place_nodes
+from sottovoce.distributed.placement import place_nodes
 from sottovoce.distributed.ranks import join_ranks
 from sottovoce.learning.datasets import load
 from sottovoce.learning.models import model
@@ -233,10 +233,10 @@ def placement() -> None:
         start = time.process_time()
         found = place_nodes(net, 10)
         took, order = time.process_time() - start, np.random.default_rng(0).permutation(net.n)
-        chance = cut_edges(net, tuple(np.array_split(order, 10)))
+        chance = crossing(net, tuple(np.array_split(order, 10)))[0]
         strangers = [len(np.setdiff1d(np.unique(net.at(0).weights[block].indices), block)) for block in found]
         print(
-            f"  {spec}, 10 blocks: {cut_edges(net, found):,} of {net.at(0).weights.nnz - net.n:,} directed edges cross "
+            f"  {spec}, 10 blocks: {crossing(net, found)[0]:,} of {net.at(0).weights.nnz - net.n:,} directed edges cross "
             f"(by chance {chance:,}), {np.mean(strangers):.0f} strangers a block, {took:.1f} s of processor time"
         )
 

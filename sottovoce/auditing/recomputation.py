@@ -19,7 +19,7 @@ from sottovoce.errors import Diverged, InputError
 from sottovoce.learning.tasks import CPU
 from sottovoce.run.baselines import compute_baselines
 from sottovoce.run.checkpoint import load
-from sottovoce.run.fingerprint import own_code, public_fingerprint, versions
+from sottovoce.run.fingerprint import origin, versions
 from sottovoce.run.finished_run import FinishedRun, buildable
 from sottovoce.run.layout import (
     ATTACK,
@@ -118,11 +118,7 @@ def check_files(
 
 def _compare_privacy(found: FolderCheck, run: FinishedRun) -> None:
     report = report_wanted(RunAccountant(run.training_run), run.experiment)
-    code = own_code(run.experiment)
-    given = {
-        **report.document(), "fingerprint": public_fingerprint(run.experiment, run.training_run),
-        **({"code": code} if code else {}),
-    }  # fmt: skip
+    given = report.document() | origin(run.experiment, run.training_run)
     found.compare(PRIVACY.name, run.stored_privacy, [Given(SETTINGS, as_read(given))])
 
 

@@ -53,15 +53,6 @@ def place_nodes(topology: Topology, ranks: int, seed: int = 0) -> Placement:
     return tuple(sorted((np.sort(block) for block in blocks), key=lambda block: int(block[0])))
 
 
-def cut_edges(topology: Topology, placement: Placement) -> int:
-    """Directed edges of the topology's first round that run between blocks."""
-    owner = np.empty(topology.n, dtype=np.intp)
-    for rank, block in enumerate(placement):
-        owner[block] = rank
-    sender, receiver, _ = topology.at(0).edges
-    return int((owner[sender] != owner[receiver]).sum())
-
-
 def _bisect(edges: sparse.csr_array, nodes: Nodes, ranks: int, rng: np.random.Generator) -> list[Nodes]:
     if ranks == 1:
         return [nodes]

@@ -28,7 +28,7 @@ from sottovoce.privacy.composition import Loss
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.report.wording import headline_sentence
 from sottovoce.run.build import build_accountant
-from sottovoce.run.fingerprint import public_fingerprint, versions
+from sottovoce.run.fingerprint import origin, public_fingerprint, versions
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.privacy_report import report_wanted
@@ -138,9 +138,9 @@ def account_run(agreement: Agreement, tables: Mapping[str, Table]) -> AccountedR
     """The run of an agreement, accounted for here and now."""
     accountant = build_agreement(agreement, tables)
     training_run = accountant.training_run
-    stated = {"versions": versions(), "fingerprint": public_fingerprint(agreement.experiment, training_run)}
     report = report_wanted(accountant, agreement.experiment)
-    return AccountedRun(training_run, report.document() | stated, report.loss_after)
+    stated = report.document() | origin(agreement.experiment, training_run)
+    return AccountedRun(training_run, stated, report.loss_after)
 
 
 def record_account(database: Database, agreement: Agreement, privacy: Document) -> None:

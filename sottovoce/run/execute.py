@@ -47,7 +47,7 @@ from sottovoce.run.fingerprint import (
     check_versions,
     comparable,
     fingerprint,
-    own_code,
+    origin,
     public_fingerprint,
     versions,
 )
@@ -72,7 +72,7 @@ from sottovoce.run.privacy_document import (
     epsilon_in_line,
     result_contradictions,
 )
-from sottovoce.run.privacy_report import PrivacyReport, report_wanted, unlike_settings
+from sottovoce.run.privacy_report import report_wanted, unlike_settings
 from sottovoce.run.recording import Recorder, remove_recordings_after
 from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.run_documents import RunDocuments, record_graph, recorded_graph
@@ -262,7 +262,8 @@ def _begin(
     report = cache(partial(report_wanted, accountant, experiment))
     privacy = zero(
         lambda: (
-            _stated_privacy(files, experiment, accountant, digest) or _new_privacy(experiment, training_run, report())
+            _stated_privacy(files, experiment, accountant, digest)
+            or {**report().document(), **origin(experiment, training_run)}
         )
     )
     guarantees = PrivacyDocument.read(privacy)
@@ -321,12 +322,6 @@ def _check_memory(training_run: TrainingRun, processes: int) -> None:
     memory = rows * task.model.layout.size * task.dtype.itemsize / processes
     what = f"training {first.n:,} nodes with {task.model.layout.size:,} parameters each"
     check_cost(what, Cost(memory=memory), "take fewer nodes or a smaller model")
-
-
-def _new_privacy(experiment: Experiment, training_run: TrainingRun, report: PrivacyReport) -> Document:
-    """`privacy.json` of a run that begins."""
-    public, code = public_fingerprint(experiment, training_run), own_code(experiment)
-    return {**report.document(), "versions": versions(), "fingerprint": public, **({"code": code} if code else {})}
 
 
 def _lock_folder(locks: ExitStack, files: RunFiles, experiment: Experiment, resume: bool) -> Document | None:

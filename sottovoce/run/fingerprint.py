@@ -70,6 +70,13 @@ def public_fingerprint(experiment: Experiment, training_run: TrainingRun) -> str
     return digest.hexdigest()
 
 
+def origin(experiment: Experiment, training_run: TrainingRun) -> Document:
+    """What `privacy.json` says of where its figures are from: versions, the public fingerprint, and own code."""
+    code = own_code(experiment)
+    public = {"versions": versions(), "fingerprint": public_fingerprint(experiment, training_run)}
+    return public | ({"code": code} if code else {})
+
+
 def own_code(experiment: Experiment) -> dict[str, str]:
     """Digests of the code of the user's own that computes what nodes send, by the setting that names it.
 
