@@ -236,7 +236,7 @@ def placement() -> None:
         chance = crossing(net, tuple(np.array_split(order, 10)))[0]
         strangers = [len(np.setdiff1d(np.unique(net.at(0).weights[block].indices), block)) for block in found]
         print(
-            f"  {spec}, 10 blocks: {crossing(net, found)[0]:,} of {net.at(0).weights.nnz - net.n:,} directed edges cross "
+            f"  {spec}, 10 blocks: {crossing(net, found)[0]:,} of {net.at(0).weights.nnz - net.n:,} edges cross "
             f"(by chance {chance:,}), {np.mean(strangers):.0f} strangers a block, {took:.1f} s of processor time"
         )
 
