@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from sottovoce.core.adjacency import parse_adjacency
@@ -28,7 +27,6 @@ from sottovoce.tracing.noise_scaling import ROUNDING as NOISE_ROUNDING
 
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm
-from collections.abc import Iterable
 from typing import TypedDict
 
 from sottovoce.privacy.gaussian_dp import epsilons_of
@@ -94,8 +92,18 @@ class Account:
         return None if asked else best
 
     def table(self, delta: float) -> list[list[str]]:
-        """The guarantees by kind and distance, for reading; with the headline where it is about another adversary."""
-        return table_by_distance(self.guarantees, delta, self.headline_of_another)
+        """Epsilon by kind and by distance from the view, least, mean and largest over victims, for reading.
+
+        A headline that is about another adversary has a row of its own, the last one, which names that adversary.
+        """
+        table = [["kind", "figure", "distance", "victims", "mu min", "mean", "max", "epsilon min", "mean", "max"]]
+        groups: dict[tuple[str, int], list[Guarantee]] = {}
+        for one in self.guarantees:
+            if one.kind is not Kind.AS_PUBLISHED:
+                groups.setdefault((one.kind, -1 if one.distance is None else one.distance), []).append(one)
+        table += [_row(kind, found, delta) for (kind, _), found in sorted(groups.items())]
+        best = self.headline_of_another
+        return table if best is None else [*table, _row(f"headline: {best.kind} against {best.view}", [best], delta)]
 
     def epsilon(self, delta: float) -> float:
         """Epsilon of the headline."""
@@ -138,36 +146,46 @@ class Account:
 
     def document(self, delta: float) -> dict[str, JSON]:
         """As JSON, in the form of the command line's contract."""
-        return account_documents([self], delta)[0]
-
-    @property
-    def _figures(self) -> tuple[Guarantee, ...]:
-        """All guarantees, and then the headline."""
-        return (*self.guarantees, self.headline)
-
-    def _document_with(self, figures: Sequence[dict[str, JSON]], delta: float) -> dict[str, JSON]:
-        """As JSON, from the documents of its figures at this delta."""
+        *guarantees, headline = guarantee_documents([*self.guarantees, self.headline], delta)
+        topology = self.system.topology
         return {
             "algorithm": self.system.algorithm.name,
-            "graph": self.system.topology.graph.name if self.system.topology.graph else self.system.topology.name,
-            "topology": self.system.topology.name,
+            "graph": topology.graph.name if topology.graph else topology.name,
+            "topology": topology.name,
             "view": str(self.view),
             "final_models": self.view.final_models.value,
             "secure_sum": self.view.secure_sum,
             "rounds": self.system.rounds,
             "delta": delta,
-            "guarantees": list(figures[: len(self.guarantees)]),
-            "headline": figures[-1],
+            "guarantees": list[JSON](guarantees),
+            "headline": headline,
             "covers": self.coverage.document(),
             "refusals": list(self.refusals),
             "absorption_policy": None if self.absorption_policy is None else self.absorption_policy.value,
         }
 
 
-def account_documents(accounts: Sequence[Account], delta: float) -> list[dict[str, JSON]]:
-    """Accounts as JSON; the epsilons of all their figures are sought together."""
-    figures = iter(guarantee_documents([one for found in accounts for one in found._figures], delta))
-    return [found._document_with(list(islice(figures, len(found._figures))), delta) for found in accounts]
+def _row(name: str, found: Sequence[Guarantee], delta: float) -> list[str]:
+    columns, mus = [], [guarantee.mu for guarantee in found]
+    for values in (mus, epsilons_of(mus, delta).tolist()):
+        columns += [round_up(x) for x in (min(values), sum(values) / len(values), max(values))]
+    distance = found[0].distance
+    far = ("out of reach" if found[0].view.members else "-") if distance is None else str(distance)
+    return [name, weakest(one.figure for one in found).value, far, str(len(found)), *columns]
+
+
+class AccountSettings(TypedDict, total=False):
+    """The settings of `account` besides the system and the adversary, as many as are given; `account` explains them."""
+
+    adjacency: str
+    participation: str | Participation
+    convex: bool
+    kinds: Sequence[str]
+    lipschitz: float | None
+    victims: Sequence[int] | None
+    final_models: str
+    covering: bool
+    optimised: bool
 
 
 def account(
@@ -216,22 +234,6 @@ def account(
     every = covering_views(view, system)
     others = [_headline_account(found, other, terms, victims) for other in every if other != view]
     return replace(_with_worst_headline(found, others), coverage=coverage((view, *every), system))
-
-
-def account_for_each(
-    system: LinearSystem,
-    adversaries: Sequence[View],
-    *,
-    adjacency: str,
-    participation: str | Participation,
-    convex: bool,
-    kinds: Sequence[str],
-) -> Iterator[Account]:
-    """`account` of several adversaries in turn, without `covering`."""
-    terms = Terms(parse_adjacency(adjacency), parse_participation(participation), convex)
-    wanted = tuple(parse_kind(kind) for kind in kinds)
-    for view in adversaries:
-        yield _account_for(system, as_sums(view, system), terms, wanted, None)
 
 
 @one_thread()
@@ -334,46 +336,3 @@ def _headline(found: list[Guarantee], averaging: bool, convex: bool) -> Guarante
             now = best.get(guarantee.victim)
             best[guarantee.victim] = guarantee if now is None or guarantee.mu < now.mu else now
     return max(best.values(), key=lambda guarantee: guarantee.mu) if best else None
-
-
-class AccountSettings(TypedDict, total=False):
-    """The settings of `account` besides the system and the adversary, as many as are given; `account` explains them."""
-
-    adjacency: str
-    participation: str | Participation
-    convex: bool
-    kinds: Sequence[str]
-    lipschitz: float | None
-    victims: Sequence[int] | None
-    final_models: str
-    covering: bool
-    optimised: bool
-
-
-def table_by_distance(
-    guarantees: Iterable[Guarantee], delta: float, headline: Guarantee | None = None
-) -> list[list[str]]:
-    """Epsilon by kind and by distance from the view: least, mean and largest over victims.
-
-    A `headline` that is about another adversary has a row of its own, the last one, which names that adversary.
-    """
-    table = [["kind", "figure", "distance", "victims", "mu min", "mean", "max", "epsilon min", "mean", "max"]]
-    groups: dict[tuple[str, int | None], list[Guarantee]] = {}
-    for guarantee in guarantees:
-        if guarantee.kind is not Kind.AS_PUBLISHED:
-            groups.setdefault((guarantee.kind, guarantee.distance), []).append(guarantee)
-    for (kind, distance), found in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1] or 0)):
-        table.append(_row(kind, distance, found, delta))
-    if headline is not None:
-        name = f"headline: {headline.kind} against {headline.view}"
-        table.append(_row(name, headline.distance, [headline], delta))
-    return table
-
-
-def _row(name: str, distance: int | None, found: Sequence[Guarantee], delta: float) -> list[str]:
-    columns = []
-    mus = [guarantee.mu for guarantee in found]
-    for values in (mus, epsilons_of(mus, delta).tolist()):
-        columns += [round_up(x) for x in (min(values), sum(values) / len(values), max(values))]
-    far = ("out of reach" if found[0].view.members else "-") if distance is None else str(distance)
-    return [name, weakest(one.figure for one in found).value, far, str(len(found)), *columns]

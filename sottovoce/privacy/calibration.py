@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 import numpy as np
@@ -17,7 +16,7 @@ from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.accountant import Account, AccountSettings, account
 from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.privacy.guarantee import NO_KIND
-from sottovoce.privacy.views import View, ViewKind, parse_view
+from sottovoce.privacy.views import View, parse_view
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.noise_scaling import common_factor
 from sottovoce.tracing.policy import trace_possible, trace_with_noise
@@ -104,10 +103,9 @@ def calibrated_system(
     reference: LinearSystem, adversary: str | View, target: Target, **settings: Unpack[AccountSettings]
 ) -> Calibrated:
     """The least sigma of a system that was traced at sigma 1, and the account there."""
-
-    noise = reference.algorithm.noise
-    view = parse_view(adversary, labels=reference.topology.names)
-    return least_sigma_against(accounts_at(reference, noise.with_sigma, **settings), view, noise, target)
+    noise, view = reference.algorithm.noise, parse_view(adversary, labels=reference.topology.names)
+    at = accounts_at(reference, noise.with_sigma, **settings)
+    return least_sigma(lambda sigma: at(sigma, view), noise, target)
 
 
 def accounts_at(
@@ -132,29 +130,6 @@ def accounts_at(
     return at
 
 
-def least_sigma_against(at: Callable[[float, View], Account], view: View, noise: Noise, target: Target) -> Calibrated:
-    """The least sigma that meets a target, where `at` accounts for a sigma and a view.
-
-    Of any coalition of a size, the search is against those that learned most so far; all are asked about its result.
-    """
-    if view.kind is not ViewKind.ANY_COALITION:
-        return least_sigma(lambda sigma: at(sigma, view), noise, target)
-    whole, worst = at(1.0, view), list[View]()
-    while not whole.headline.proves_nothing and whole.mu > 0 and whole.headline.view not in worst:
-        worst.append(whole.headline.view)
-        sigma = least_sigma(partial(_worst_account, at, tuple(worst)), noise, target).sigma
-        whole = at(sigma, view)
-        if target.met_by(whole):
-            return Calibrated(sigma, whole)
-    return least_sigma(lambda tried: at(tried, view), noise, target)
-
-
-def _worst_account(at: Callable[[float, View], Account], views: tuple[View, ...], sigma: float) -> Account:
-    accounts = [at(sigma, view) for view in views]
-    unproven = next((found for found in accounts if found.headline.proves_nothing), None)
-    return unproven if unproven is not None else max(accounts, key=lambda found: found.mu)
-
-
 def least_sigma(at: Callable[[float], Account], noise: Noise, target: Target) -> Calibrated:
     """The least sigma that meets a target, where `at` accounts for a sigma: in proportion, or by bisection where a
     part of the noise does not scale with sigma.
@@ -168,7 +143,7 @@ def least_sigma(at: Callable[[float], Account], noise: Noise, target: Target) ->
             "the final models would be unprotected; count them among what it sees"
         )
     if isinstance(noise, CombinedNoise):
-        return _bisected(at, reference, target)
+        return _bisected(at, reference, noise, target)
     return in_proportion(at, reference, target)
 
 
@@ -194,15 +169,13 @@ def in_proportion(
     raise InputError(f"sigma {sigma} does not meet epsilon {target.epsilon}", "mu falls as 1/sigma", "report this")
 
 
-def _bisected(at: Callable[[float], Account], reference: Account, target: Target) -> Calibrated:
+def _bisected(at: Callable[[float], Account], reference: Account, noise: CombinedNoise, target: Target) -> Calibrated:
     """The least sigma where mu is not proportional to 1/sigma, from the account at sigma 1."""
     best = Calibrated(math.inf, reference)
 
-    noise = reference.system.algorithm.noise
-
     def ask(asked: float) -> Answer:
         nonlocal best
-        sigma = noise.nearest_sigma(asked) if isinstance(noise, CombinedNoise) else asked
+        sigma = noise.nearest_sigma(asked)
         found = reference if sigma == 1.0 else at(sigma)
         meets = target.met_by(found)
         if meets and sigma < best.sigma:

@@ -12,8 +12,7 @@ Batches, compression and mixing never depend on data or noise here: the tracer r
 
 Two checks: by the step matrices, where the state after a round is a combination of what was just seen; and round after
 round, by what is left of the state when all that was seen is taken out. Both take linear algebra. Of systems that are
-too large for it nothing is known, and the view counts as open. Most views of single nodes are seen to be open without
-it: `is_plainly_open`.
+too large for it nothing is known, and the view counts as open.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.sparsity import columns_touched, rows_touching
 from sottovoce.privacy.exact.deflation import Entering, Left
 from sottovoce.privacy.observation import Observation, observe, with_own_messages
 from sottovoce.privacy.reactions import SMALLEST, gossips_once, open_by_steps, reaching_gradients, smallest_weight
@@ -84,34 +82,6 @@ def _by_steps(observation: Observation) -> Closedness | None:
         unknown = f"it could not be checked whether nodes react to what the view has not seen: {too_many}"
         return Closedness(False, reason=unknown, decided=False)
     return None
-
-
-def is_plainly_open(observation: Observation, reaching_TV: NDArray[np.bool_]) -> bool:
-    """Whether a node reacts in the second round to noise that nothing before holds, as structure alone can tell.
-
-    States begin in public. So after the first round x = out g + out z, and what precedes the second round's gradients
-    is what was observed in the first round, and those observations of the second that hold no gradient. Let z be a
-    source of the first round in which none of these has an entry: then no combination of them has one. Let a node's
-    query point be a multiple of one component of x that has an entry there, so that nothing cancels. The rest r of the
-    point then holds noise, whatever is taken off: rule 1 fails at this point, and if its gradient reaches the view, the
-    view is open. What members of the view send follows from what they received and know, so that it has no further
-    entries.
-
-    `reaching_TV` are the gradients that reach the view. False says nothing: `closedness` decides.
-    """
-    if len(observation.steps) < 2 or observation.system.correlation is not None:
-        return False
-    first, second = observation.steps[:2]
-    if second.point is None:
-        return False
-    quiet = np.diff(second.observed.gradient.indptr) == 0
-    shown = columns_touched(second.observed.state, quiet)
-    seen = columns_touched(first.observed.noise) | columns_touched(first.out.noise, shown)
-    point = second.point
-    asked = observation.victims[reaching_TV[int(first.takes_gradients)]]
-    asked = asked[np.diff(point.indptr)[asked] == 1]
-    at = point.indptr[asked]
-    return bool(rows_touching(first.out.noise, ~seen)[point.indices[at[point.data[at] != 0]]].any())
 
 
 def _is_affordable(observation: Observation) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -14,9 +14,9 @@ from sottovoce.core.final_models import FinalModels, parse_final_models
 from sottovoce.core.noise import CombinedNoise, NoNoise, PerNode
 from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
-from sottovoce.privacy.accountant import Account, account_for_each
+from sottovoce.privacy.accountant import Account, account
 from sottovoce.privacy.amplification import sampled_sigma, saves_noise
-from sottovoce.privacy.calibration import Calibrated, Target, accounts_at, least_sigma, least_sigma_against, with_sigma
+from sottovoce.privacy.calibration import Calibrated, Target, accounts_at, least_sigma, with_sigma
 from sottovoce.privacy.convexity import least_weight, non_expansive, taken_step_size
 from sottovoce.privacy.covering_views import covering_views, insiders_know_more
 from sottovoce.privacy.exact.routes import loss_cost
@@ -82,11 +82,10 @@ class RunAccountant:
         """All kinds of guarantees against each of some views; of each view once, and what views share once."""
         missing = [view for view in dict.fromkeys(views) if view not in self._accounts]
         self._check_cost(missing)
-        each = self._account_for_each(self.system, missing, self.kinds)
         with counted("accounts of adversaries", len(missing)) if len(missing) > 1 else nullcontext():
             for view in missing:
                 with next_counted():
-                    self._accounts[view] = next(each)
+                    self._accounts[view] = self._account(self.system, view, self.kinds)
         return tuple(self._accounts[view] for view in views)
 
     def _check_cost(self, views: Sequence[View]) -> None:
@@ -105,7 +104,7 @@ class RunAccountant:
         """What the headline would rest on if the run had ended after so many rounds; of each end and view once."""
         if (rounds, view) not in self._earlier:
             system = self.first_rounds(rounds)
-            self._earlier[rounds, view] = next(self._account_for_each(system, [view], self.proven_kinds))
+            self._earlier[rounds, view] = self._account(system, view, self.proven_kinds)
         return self._earlier[rounds, view]
 
     def first_rounds(self, rounds: int) -> LinearSystem:
@@ -141,10 +140,8 @@ class RunAccountant:
         noise = self.system.algorithm.noise
         return accounts_at(self.system, noise.with_sigma, covering=False, **self._settings(self.system, kinds))
 
-    def _account_for_each(
-        self, system: LinearSystem, views: Sequence[View], kinds: Sequence[Kind]
-    ) -> Iterator[Account]:
-        return account_for_each(system, views, **self._settings(system, kinds))
+    def _account(self, system: LinearSystem, view: View, kinds: Sequence[Kind]) -> Account:
+        return account(system, view, covering=False, **self._settings(system, kinds))
 
     def _settings(self, system: LinearSystem, kinds: Sequence[Kind]) -> dict[str, Any]:
         return {
@@ -234,6 +231,4 @@ def _least_sigma(reference: RunAccountant, adversaries: Sequence[View], target: 
         unproven = next((found for found in accounts if found.headline.proves_nothing), None)
         return unproven if unproven is not None else max(accounts, key=lambda found: found.mu)
 
-    if len(adversaries) == 1:
-        return least_sigma_against(one, adversaries[0], noise, target)
     return least_sigma(at, noise, target)

@@ -8,11 +8,9 @@ import pytest
 from sottovoce import account, algorithm, dropout, metropolis, trace, views
 from sottovoce.core.participation import parse_participation
 from sottovoce.core.topologies import weigh
-from sottovoce.privacy.accountant import account_for_each
 from sottovoce.privacy.exact import routes, whitening
 from sottovoce.privacy.exact.average import _adds_up, separated
 from sottovoce.privacy.exact.whitening import Singular
-from sottovoce.privacy.guarantee import KINDS
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.worst_case import worst_case
 from tests.privacy.test_exact import mpmath_losses
@@ -142,18 +140,6 @@ def test_patterns_of_rounds_that_are_not_heard_do_not_hide_others():
     seen = observe(trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=9), views.node(0))
     scheme = parse_participation("3x3")
     np.testing.assert_allclose(routes.squared(seen, scheme), worst_case(routes.dense(seen), scheme, 9), rtol=1e-6)
-
-
-def test_accounts_of_several_views_are_those_of_each():
-    system = trace(algorithm("dp-d-sgd", sigma=1.5), NET, rounds=6)
-    settings = {"adjacency": "user", "participation": "every", "convex": True, "kinds": KINDS}
-    asked = [views.everyone(), *views_of(range(9), ("none", "average"))]
-    for view, found in zip(asked, account_for_each(system, asked, **settings), strict=True):
-        alone = account(system, view, covering=False, **settings)
-        assert found.view == alone.view
-        assert found.refusals == alone.refusals
-        assert [one.victim for one in found.guarantees] == [one.victim for one in alone.guarantees]
-        assert [one.mu for one in found.guarantees] == [one.mu for one in alone.guarantees]
 
 
 @pytest.mark.parametrize("ratio", [1e1, 1e5, 1e7])

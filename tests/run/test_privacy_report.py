@@ -754,21 +754,14 @@ def test_each_figure_of_a_run_is_accounted_for_once(monkeypatch):
     from sottovoce.privacy import calibration
     from sottovoce.run import run_accountant
 
-    accounted, for_each = [], run_accountant.account_for_each
-
-    def note(system, views):
-        accounted.extend((system.algorithm.noise.sigma, system.rounds, str(view)) for view in views)
+    accounted = []
 
     def account_counted(system, view, **settings):
-        note(system, [view])
+        accounted.append((system.algorithm.noise.sigma, system.rounds, str(view)))
         return account(system, view, **settings)
 
-    def each_counted(system, views, **settings):
-        note(system, views)
-        return for_each(system, views, **settings)
-
     monkeypatch.setattr(calibration, "account", account_counted)
-    monkeypatch.setattr(run_accountant, "account_for_each", each_counted)
+    monkeypatch.setattr(run_accountant, "account", account_counted)
     began = begun(algorithm("dp-d-sgd", sigma=7.0), RING, "cycle:5x2", rounds=10)
     met = calibrate_run(began, epsilon=2.0, delta=DELTA)
     document = report_privacy(met, delta=DELTA, attackers="all").document()
