@@ -56,7 +56,6 @@ BEGINNING = hashlib.sha256(b"sottovoce ledger").digest()
 class Entry:
     """One fact of a ledger; `key` is what it is about."""
 
-    number: int
     kind: str
     key: str
     body: Document
@@ -118,22 +117,22 @@ class Database:
         self._number, self._hash = number, _hash(self._hash, number, kind, key, text)
         self._connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", (number, kind, key, text, self._hash))
 
-    def entries(self, *kinds: str, after: int = 0) -> list[Entry]:
-        """All entries of these kinds with larger numbers, in the order in which they were written."""
-        where = f"WHERE number > ? AND kind IN ({', '.join('?' * len(kinds))}) ORDER BY number"
-        rows = self.rows(f"SELECT number, kind, key, body FROM entries {where}", (after, *kinds))
-        return [_entry(row) for row in rows]
+    def entries(self, *kinds: str) -> list[Entry]:
+        """All entries of these kinds, in the order in which they were written."""
+        return list(self._entries(f"kind IN ({', '.join('?' * len(kinds))}) ORDER BY number", *kinds))
 
     def entries_about(self, kind: str, key: str) -> list[Entry]:
         """The entries of a kind about one thing."""
-        where = "WHERE kind = ? AND key = ? ORDER BY number"
-        return [_entry(row) for row in self.rows(f"SELECT number, kind, key, body FROM entries {where}", (kind, key))]
+        return list(self._entries("kind = ? AND key = ? ORDER BY number", kind, key))
 
     def newest_first(self, kind: str, prefix: str) -> Iterator[Entry]:
         """The entries of a kind whose keys begin so, from the last key on; read as they are asked for."""
-        where = "WHERE kind = ? AND key >= ? AND key < ? ORDER BY key DESC, number DESC"
-        query = f"SELECT number, kind, key, body FROM entries {where}"
-        return (_entry(row) for row in self._connection.execute(query, (kind, prefix, prefix + "~")))
+        where = "kind = ? AND key >= ? AND key < ? ORDER BY key DESC, number DESC"
+        return self._entries(where, kind, prefix, prefix + "~")
+
+    def _entries(self, where: str, *values: str) -> Iterator[Entry]:
+        for kind, key, body in self._connection.execute(f"SELECT kind, key, body FROM entries WHERE {where}", values):
+            yield Entry(kind, key, parse_json(body))
 
     def rows(self, query: str, values: tuple[object, ...] = ()) -> list[sqlite3.Row]:
         """The rows that a query finds."""
@@ -286,10 +285,6 @@ def _check_chain(path: Path, connection: sqlite3.Connection) -> tuple[int, bytes
     except TypeError:  # bytes in place of text
         raise damaged(path, f"entry {found + 1} is not text") from None
     return found, before
-
-
-def _entry(row: sqlite3.Row) -> Entry:
-    return Entry(row["number"], row["kind"], row["key"], parse_json(row["body"]))
 
 
 def _hash(before: bytes, number: int, *parts: str) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,13 +34,13 @@ class Spending:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self._standing = _Standing()
 
     def lineages(self) -> list[Lineage]:
         """All lineages, with their budgets and runs as they stand now."""
-        for entry in self.database.entries(*KINDS, after=self._standing.number):
-            self._standing.apply(entry)
-        return self._standing.lineages()
+        standing = _Standing()
+        for entry in self.database.entries(*KINDS):
+            standing.apply(entry)
+        return standing.lineages()
 
     def history(self) -> Iterator[tuple[Lineage, RunSpending]]:
         """Each time that a run spent more: the run, and its lineage as it stood then."""
@@ -177,13 +178,11 @@ def require_lineage(path: Path, name: str, known: Iterable[str] = (DEFAULT,)) ->
         )  # fmt: skip
 
 
-def _salted(salt: str, data: str) -> str:
-    return hashlib.sha256(f"{salt} {data}".encode()).hexdigest()
-
-
 def _salted_run(salt: str, planned: PlannedRun) -> PlannedRun:
-    noise = None if planned.noise is None else _salted(salt, planned.noise)
-    return replace(planned, data=_salted(salt, planned.data), noise=noise)
+    def salted(text: str) -> str:
+        return hashlib.sha256(f"{salt} {text}".encode()).hexdigest()
+
+    return replace(planned, data=salted(planned.data), noise=None if planned.noise is None else salted(planned.noise))
 
 
 def _check_budget(lineage: Lineage, planned: PlannedRun, loss_after: Callable[[int], Loss] | None) -> None:
@@ -200,7 +199,7 @@ def _check_budget(lineage: Lineage, planned: PlannedRun, loss_after: Callable[[i
     total = compose([*others, planned.loss]).epsilon(budget.delta)
     remedy = "fewer rounds or more noise are needed"
     if loss_after is not None:
-        left = _most_rounds(lambda rounds: fits(loss_after(rounds)), planned.rounds)
+        left = bisect_left(range(1, planned.rounds), True, key=lambda rounds: not fits(loss_after(rounds)))
         remedy = f"{left} of its {planned.rounds} rounds would still fit" if left else "not one round would still fit"
     raise Unaccountable(
         f"run {planned.name} would bring lineage {lineage.name} to epsilon {round_up(total, 6)} at delta "
@@ -208,26 +207,16 @@ def _check_budget(lineage: Lineage, planned: PlannedRun, loss_after: Callable[[i
     )
 
 
-def _most_rounds(fits: Callable[[int], bool], rounds: int) -> int:
-    """The largest number of rounds below `rounds` that fits; 0 where none does."""
-    low, high = 0, rounds
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
 class _Standing:
-    """How budgets and runs stand after the entry with `number`."""
+    """How budgets and runs stand after some entries."""
 
     def __init__(self) -> None:
-        self.number = 0
         self.budgets: dict[str, Budget | None] = {DEFAULT: None}
         self.runs: dict[str, RunSpending] = {}
 
     def apply(self, entry: Entry) -> None:
         """What a further entry changes."""
-        self.number, key, body = entry.number, entry.key, entry.body
+        key, body = entry.key, entry.body
         if entry.kind == LINEAGE:
             self.budgets[key] = None
         elif entry.kind == BUDGET:

@@ -58,6 +58,7 @@ class StoredNoise(NamedTuple):
 class StepRecord:
     """What is stored about a place. `sent` and `received` are hashes by member; bytes are there unless forgotten.
 
+    `released` was computed and drawn, `model` is the state before the step.
     `received` is None until it is known who was heard; it is empty where nobody was.
     """
 
@@ -66,17 +67,8 @@ class StepRecord:
     received: Mapping[str, str] | None
     outgoing: Mapping[str, bytes]
     incoming: Mapping[str, bytes]
-    own: Mapping[str, bytes]
-
-    @property
-    def released(self) -> bytes | None:
-        """What was computed and drawn."""
-        return self.own.get("released")
-
-    @property
-    def model(self) -> bytes | None:
-        """The state before the step."""
-        return self.own.get("model")
+    released: bytes | None
+    model: bytes | None
 
 
 @dataclass(eq=False)
@@ -102,11 +94,10 @@ class Steps:
         stays that later rounds need. `masks` is the label of the keys under which it is sent, if any: no step before it
         may have used them at this place.
         """
-        own = {"released": released, "model": model}
-        given = {name: payload for name, payload in own.items() if payload is not None}
         before = self.step(place)
         if before is not None:
-            if before.sent != _digests(outgoing) or before.own not in ({}, given):
+            own = before.released, before.model
+            if before.sent != _digests(outgoing) or own not in ((None, None), (released, model)):
                 raise InputError(
                     f"{place}: recorded with other bytes", "noise and messages of a place are drawn once",
                     "send what is recorded there",
@@ -118,10 +109,8 @@ class Steps:
                 f"{place}: not recorded, although {newest} is", "steps must be recorded in order", "skip it"
             )
         sent, key = _digests(outgoing), self._key(place)
-        kept, drawn = (
-            _with_keys(given),
-            _with_keys({} if noise is None else {str(round): one for round, one in noise.by_round.items()}),
-        )
+        kept = _with_keys({"released": released, "model": model})
+        drawn = _with_keys({} if noise is None else {str(round): one for round, one in noise.by_round.items()})
         body = {SENT: sent, OWN: _tags(kept), **({} if noise is None else {NOISE: _tags(drawn)})}
         with self.database.transaction():
             self.database.add(STEP, key, body)
@@ -194,7 +183,8 @@ class Steps:
         self._check(place, _tags(own), entry.body[OWN])
         return StepRecord(
             place=place, sent=entry.body[SENT], received=received, outgoing=self._outgoing(place, entry.body[SENT]),
-            incoming=incoming, own={name: payload[KEY_BYTES:] for name, payload in own.items()},
+            incoming=incoming,
+            **{name: own[name][KEY_BYTES:] if name in own else None for name in ("released", "model")},
         )  # fmt: skip
 
     def noise(self) -> dict[int, bytes]:
@@ -241,20 +231,16 @@ class Steps:
 
     def receipt(self, sender: str) -> Receipt | None:
         """The newest message of a neighbour that is recorded here: what it is told when it comes back."""
-        found = (entry for entry in self.database.newest_first(RECEIVED, self._prefix) if sender in entry.body)
-        entry = next(found, None)
-        if entry is None:
-            return None
-        digest, tag = _digest_and_tag(entry.body[sender])
-        return Receipt(_place(entry.key), bytes.fromhex(digest), bytes.fromhex(tag)) if tag else None
+        for entry in self.database.newest_first(RECEIVED, self._prefix):
+            if sender in entry.body:
+                digest, tag = _digest_and_tag(entry.body[sender])
+                return Receipt(_place(entry.key), bytes.fromhex(digest), bytes.fromhex(tag)) if tag else None
+        return None
 
     def check_receipt(self, neighbour: str, receipt: Receipt) -> None:
         """Refuse a ledger that is behind what a neighbour has received, or that has something else at its place."""
-        place, newest, remedy = (
-            receipt.place,
-            self.newest(),
-            "do not take part in this agreement with this folder any more",
-        )
+        place, newest = receipt.place, self.newest()
+        remedy = "do not take part in this agreement with this folder any more"
         if newest is None or place > newest:
             behind = "nothing" if newest is None else str(newest)
             raise InputError(
@@ -267,19 +253,6 @@ class Steps:
                 f"{self.database.path}: {neighbour} has a different message of {place} than the one recorded here",
                 "a place has one message, so a second copy of this member has sent it", remedy,
             )  # fmt: skip
-
-    def verify(self) -> None:
-        """Refuse a ledger that was edited, in its entries or in the bytes of this run."""
-        self.database.verify()
-        for (key,) in self.database.rows(
-            "SELECT DISTINCT key FROM payloads WHERE key >= ? AND key < ?", (self._prefix, self._prefix + "~")
-        ):
-            self.step(_place(key))
-        self.noise()
-        masks = MaskKeys(self.database, self.run)
-        if masks.were_made:
-            masks.keys()
-            masked_places(self.database, masks.label)
 
     @property
     def _prefix(self) -> str:
@@ -348,9 +321,9 @@ def _place(key: str) -> Place:
     return Place(*(int(part) for part in key.split(" ")[-2:]))
 
 
-def _with_keys(payloads: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Each payload with a fresh key in front of it."""
-    return {name: os.urandom(KEY_BYTES) + payload for name, payload in payloads.items()}
+def _with_keys(payloads: Mapping[str, bytes | None]) -> dict[str, bytes]:
+    """Each payload that there is with a fresh key in front of it."""
+    return {name: os.urandom(KEY_BYTES) + payload for name, payload in payloads.items() if payload is not None}
 
 
 def _tags(stored: Mapping[str, bytes]) -> dict[str, str]:
@@ -418,14 +391,6 @@ def enter_masks(database: Database, label: str, place: Place, receivers: Iterabl
             f"{database.path}: {place} has been masked before", "a mask is used once", "send what is recorded there"
         )
     database.add(MASKS, key, {"receivers": sorted(receivers)})
-
-
-def masked_places(database: Database, label: str) -> list[Place]:
-    """All places at which masks of some keys were used, in their order; refused where one occurs twice."""
-    found = [entry.key for entry in database.entries(MASKS) if entry.key.startswith(f"{label} ")]
-    if len(set(found)) < len(found):
-        raise damaged(database.path, "a mask was used twice")
-    return [Place(*map(int, key.split(" ")[-2:])) for key in found]
 
 
 def _label(keys: Mapping[str, bytes]) -> str:

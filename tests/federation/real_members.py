@@ -34,6 +34,7 @@ from sottovoce.privacy.composition import compose
 from sottovoce.support.text import to_toml
 from tests.federation.clinics import Clinics
 from tests.forked import ENVIRONMENT, Command
+from tests.ledger.verified import verify
 
 LONGEST = 300.0
 """Seconds after which a test gives up on a process, on a busy machine too."""
@@ -253,7 +254,7 @@ class RealMembers:
         for name in self.clinics.names:
             with self.clinics.ledger(name) as database:
                 steps = Steps(database, self.agreement.hash)
-                steps.verify()
+                verify(steps)
                 places = {place for receiver, sender, place in seen if name in (receiver, sender)}
                 ledgers[name] = {place: steps.step(place) for place in places}
         for (receiver, sender, place), digests in seen.items():

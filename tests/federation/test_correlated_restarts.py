@@ -26,6 +26,7 @@ from tests.cases import DIMENSION
 from tests.cases import task as made_up
 from tests.federation.members import PATIENCE, SEED, Federation, Noted
 from tests.federation.memory_links import Faults, Killed, MemoryLinks, MemoryNetwork
+from tests.ledger.verified import verify
 
 RUN = "c" * 64
 COMPUTED, STORED, SENT, RECEIVED = "not stored", "stored", "sent", "received"
@@ -117,7 +118,7 @@ class WithLedgers(Federation):
                 last = self._play(member, journal, transport, begun)
             Steps(database, RUN).erase_noise()
             assert journal.kept_noise() == {}
-            Steps(database, RUN).verify()
+            verify(Steps(database, RUN))
             return last
 
     def _play(self, member, journal, transport, begun):

@@ -17,6 +17,7 @@ from tests.federation.clinics import Clinics
 from tests.federation.kills import Kills
 from tests.federation.memory_links import Killed
 from tests.federation.test_kills import ALGORITHMS
+from tests.ledger.verified import verify
 
 VICTIM = "Mercy"
 
@@ -105,5 +106,5 @@ def test_killed_before_and_after_every_write_a_run_ends_all_the_same(tmp_path, m
         assert [line["missing"] for line in clinics.lines(agreement, name, "attendance.jsonl") if line["missing"]] == []
         with clinics.ledger(name) as database:
             steps = Steps(database, agreement.hash)
-            steps.verify()
+            verify(steps)
             assert steps.noise() == {}

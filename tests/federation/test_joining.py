@@ -28,6 +28,7 @@ from tests.cli.test_schemas import fits
 from tests.federation.clinics import QUICK, Clinics
 from tests.federation.kills import KEPT, UNSTORED, Kills
 from tests.federation.memory_links import Killed
+from tests.ledger.verified import verify
 from tests.run.test_baselines import trained_by_hand
 
 ALONE = QUICK.model_copy(update={"patience": 0.2, "gather": 0.2})
@@ -62,7 +63,7 @@ def test_a_run_ends_at_all_members_each_with_its_model_result_and_ledger(tmp_pat
         with clinics.ledger(name) as database:
             spent = Spending(database).lineage(DEFAULT)
             assert spent.counted.epsilon(agreement.privacy.delta) == pytest.approx(result["headline"]["epsilon"])
-            Steps(database, agreement.hash).verify()
+            verify(Steps(database, agreement.hash))
     check_what_was_seen(clinics, agreement, kills)
 
 

@@ -8,6 +8,7 @@ from sottovoce.ledger.payloads import Place
 from sottovoce.ledger.steps import Steps
 from tests.federation.clinics import DP_D_SGD, Clinics
 from tests.federation.kills import COINS, MOMENTS, Kills
+from tests.ledger.verified import verify
 
 ROUNDS = len(MOMENTS)
 """In the last one somebody is killed too: its neighbours keep their last messages for it until it has ended."""
@@ -64,4 +65,4 @@ def test_killed_at_every_moment_of_a_round_and_joined_again(tmp_path, kills, cas
         assert [line["missing"] for line in attendance if line["missing"]] == []
         assert [line["round"] for line in attendance] == [round for round in range(ROUNDS) for _ in range(steps)]
         with clinics.ledger(name) as database:
-            Steps(database, agreement.hash).verify()
+            verify(Steps(database, agreement.hash))

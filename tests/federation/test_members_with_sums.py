@@ -12,12 +12,13 @@ from sottovoce.errors import InputError
 from sottovoce.federation.identity import load_identity, mask_keys
 from sottovoce.federation.member_folder import CONFIRMED, LEDGER, MemberSettings, confirm
 from sottovoce.ledger.payloads import Place
-from sottovoce.ledger.steps import MaskKeys, Steps, masked_places
+from sottovoce.ledger.steps import MaskKeys, Steps
 from tests.federation.clinics import NAMES, Clinics
 from tests.federation.kills import COINS, MOMENTS, UNSTORED, Kills
 from tests.federation.memory_links import Killed
 from tests.federation.real_members import RealMembers
 from tests.federation.test_real_kills import Killer
+from tests.ledger.verified import masked_places, verify
 
 AVERAGE = 'name = "secure-average"\nstep_size = 0.5'
 GOSSIP = 'name = "secure-gossip"\nstep_size = 0.5'
@@ -37,7 +38,7 @@ class Sums(Clinics):
         for name in self.names:
             with self.ledger(name) as database:
                 keys, steps = MaskKeys(database, agreement.hash), Steps(database, agreement.hash)
-                steps.verify()
+                verify(steps)
                 places = masked_places(database, keys.label)
                 assert len(places) == len(set(places)) == steps.count()
                 assert keys.keys() == {}

@@ -7,7 +7,8 @@ import pytest
 from sottovoce.errors import InputError
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.payloads import Place
-from sottovoce.ledger.steps import MaskKeys, Steps, masked_places
+from sottovoce.ledger.steps import MaskKeys, Steps
+from tests.ledger.verified import masked_places, verify
 
 KEYS = {"Hill": b"1" * 32, "North": b"2" * 32}
 
@@ -47,7 +48,7 @@ def test_every_step_enters_its_place_and_none_occurs_twice(ledger):
     with pytest.raises(InputError, match="round 4, step 0 has been masked before"):
         Steps(ledger, "another run").record_step(Place(4, 0), {"Hill": b"c"}, masks=keys.label)
     assert Steps(ledger, "another run").newest() is None
-    steps.verify()
+    verify(steps)
 
 
 def test_a_ledger_whose_keys_were_exchanged_is_refused(ledger):
@@ -56,4 +57,4 @@ def test_a_ledger_whose_keys_were_exchanged_is_refused(ledger):
     with ledger.transaction():
         ledger._connection.execute("UPDATE payloads SET bytes = ? WHERE name = 'Hill'", (b"9" * 32,))
     with pytest.raises(InputError, match="keys of masks differ from their hash"):
-        Steps(ledger, "run").verify()
+        verify(Steps(ledger, "run"))

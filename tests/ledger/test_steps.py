@@ -19,6 +19,7 @@ from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.payloads import Place, Receipt
 from sottovoce.ledger.spending import Spending
 from sottovoce.ledger.steps import Steps, StoredNoise, digest_of
+from tests.ledger.verified import verify
 from tests.ledger.writer import planned
 
 FIRST, SECOND, NEXT = Place(1, 0), Place(1, 1), Place(2, 0)
@@ -146,12 +147,12 @@ def test_an_edited_ledger_is_refused(tmp_path, edit):
         steps.record_step(FIRST, {"anna": b"a"})
         steps.record_step(NEXT, {"berta": b"b"})
         steps.record_received(NEXT, {"berta": b"c"})
-        steps.verify()
+        verify(steps)
     with sqlite3.connect(path) as connection:
         connection.execute(edit)
     connection.close()
     with pytest.raises(InputError, match="edited or damaged"), open_ledger(path) as database:
-        Steps(database, "run").verify()
+        verify(Steps(database, "run"))
 
 
 def test_a_ledger_is_for_one_owner_and_one_process(tmp_path):
@@ -214,7 +215,7 @@ def test_noise_that_later_rounds_need_outlives_everything_but_what_says_that_it_
         steps.forget(Place(round, 0))
     assert steps.noise() == {17: b"\x11", 18: b"\x12", 19: b"\x13"}
     assert Steps(steps.database, "other").noise() == {}
-    steps.verify()
+    verify(steps)
     steps.database.rows("UPDATE payloads SET bytes = zeroblob(33) WHERE kind = 'noise'")
     with pytest.raises(InputError, match="stored bytes of round 17, step 0 differ from their hash"):
         steps.noise()
