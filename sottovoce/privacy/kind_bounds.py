@@ -291,6 +291,10 @@ class KindBounds:
 
     def _convex_training(self) -> _Squares:
         """The absorption bound."""
+        if self.system.classes > 1:
+            raise Unaccountable(
+                "coordinates are scaled differently, so no condition on the loss keeps steps from expanding"
+            )
         policy = policy_for(self.system, len(self.victims), self.scheme, optimised=self.terms.optimised)
         costs = [
             least_cost(couple(self.system, option), self.victims, self.scheme, policy)
