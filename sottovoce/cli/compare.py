@@ -1,5 +1,6 @@
 """`sotto compare`: finished runs beside each other. `sotto report`: the page of one run, on paper too."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,6 @@ from sottovoce.support.limits import size_text
 
 if TYPE_CHECKING:
     from sottovoce.report.figure_files import Format
-    from sottovoce.report.trade_off import TradeOff
     from sottovoce.run.run_documents import RunDocuments
     from sottovoce.support.config import Document
 
@@ -44,8 +44,7 @@ def compare(
     """
     from sottovoce.report.figure_files import write_figures
     from sottovoce.report.page import page
-    from sottovoce.report.run_figures import run_figures
-    from sottovoce.report.trade_off import trade_off
+    from sottovoce.report.series import run_figures, trade_off
     from sottovoce.run.layout import RunFiles
     from sottovoce.run.run_documents import final_average_text, read_runs, unfinished_runs
     from sottovoce.support.files import check_writable, write_text
@@ -61,7 +60,7 @@ def compare(
         findings = [finding for run in found for finding in _findings(run, data)]
     write_text(target, page(found, title, left_out=len(left_out)), private=target == RunFiles(runs[0]).page)
     document = {
-        "page": str(shown), "runs": [one.document() for one in trade_offs], "findings": findings,
+        "page": str(shown), "runs": trade_offs, "findings": findings,
         "left_out": [str(folder) for folder in left_out],
     }  # fmt: skip
     drawn = [] if figures is None else write_figures(figures, run_figures(found), wanted)
@@ -72,10 +71,10 @@ def compare(
     verbosity.csv |= as_csv
     show_findings(findings)
     if as_csv:
-        print_line(csv_text(one.document() for one in trade_offs).rstrip("\n"))
+        print_line(csv_text(trade_offs).rstrip("\n"))
     else:
         averaged = final_average_text(run.experiment.metrics.final_rounds for run in found)
-        answer(document, _table(trade_offs), *([f"Test figures: {averaged}."] if averaged else []))
+        answer(document, _table(found), *([f"Test figures: {averaged}."] if averaged else []))
     if drawn:
         print_remark(f"Figures: {', '.join(map(str, drawn))}")
     if left_out:
@@ -179,24 +178,23 @@ def _default_page(runs: list[Path]) -> Path:
     return (runs[0].parent if len(parents) == 1 else Path()) / "compare.html"
 
 
-def _figure(value: float | None) -> str:
-    return "diverged" if value is None else f"{value:.4f}"
+def _figure(value: float) -> str:
+    return f"{value:.4f}" if math.isfinite(value) else "diverged"
 
 
-def _table(trade_offs: "list[TradeOff]") -> Table:
-    metric = trade_offs[0].run.metric
-    figures = [f"{metric}, average model", f"{metric}, nodes"]
+def _table(runs: "list[RunDocuments]") -> Table:
+    from sottovoce.report.series import strongest_attack
+
+    figures = [f"{runs[0].metric}, average model", f"{runs[0].metric}, nodes"]
     table = [["run", "algorithm", *figures, "epsilon", "kind", "adversary", "attack's AUC", "sent"]]
-    for one in trade_offs:
-        headline = one.headline
-        proven = ["none proven", "", ""]
-        if headline is not None:
-            proven = [round_up(headline.epsilon), headline.kind, str(headline.view)]
+    for run in runs:
+        headline, sent = run.privacy.headline, size_text(run.lines[-1]["bytes"])
         table.append([
-            one.run.name, one.run.privacy.algorithm, _figure(one.average_model), _figure(one.mean_node), *proven,
-            "not attacked" if one.attack is None else str(one.attack), size_text(one.bytes),
+            run.name, run.privacy.algorithm, *(_figure(run.final_metric(of)) for of in ("average", "mean")),
+            round_up(headline.epsilon), headline.kind, str(headline.view),
+            str(strongest_attack([run]) or "not attacked"), sent,
         ])  # fmt: skip
-        table += _baseline_rows(one.run.name, one.run.baselines, len(table[0]))
+        table += _baseline_rows(run.name, run.baselines, len(table[0]))
     return table
 
 

@@ -437,8 +437,8 @@ def _epsilon(headline: "PrivacyFigure", adjacency: str, delta: float) -> str:
 
 def _table(rows: "list[SweepRow]") -> Table:
     """A sweep: means over seeds, with deviations."""
-    from sottovoce.report.rounding import deviation_text
     from sottovoce.report.sweep_report import epsilon_text
+    from sottovoce.report.wording import deviation_text
 
     metric = rows[0].metric if rows else ""
     table = [["run", "seeds", f"{metric}, average model", f"{metric}, nodes", "test loss", "epsilon", "sent"]]

@@ -9,8 +9,8 @@ from sottovoce.attacks.on_sweeps import AttackedRow
 from sottovoce.attacks.registry import MEMBERSHIP_ATTACKS, attack_by_name
 from sottovoce.report.figure_files import write_figures
 from sottovoce.report.figures import Figure, Line, panels
-from sottovoce.report.rounding import deviation_text
 from sottovoce.report.sweep_report import across, embedded, final_figures_sentence, grid_axis, heading
+from sottovoce.report.wording import deviation_text
 from sottovoce.support.config import About, Document
 from sottovoce.support.files import write_text
 from sottovoce.support.text import csv_text, json_text

@@ -26,11 +26,9 @@ from sottovoce.attacks.registry import PageFigure, page_attacks
 from sottovoce.report.figures import COLOURS
 from sottovoce.report.pairwise_leakage import PAIRS, pairs_shown
 from sottovoce.report.picture_gallery import compared_pictures
-from sottovoce.report.rounding import finite, rounded
-from sottovoce.report.run_labels import NOISE_KEYS, labels_of, series_of, settings_key
 from sottovoce.report.run_summary import run_summary
-from sottovoce.report.trade_off import trade_off
-from sottovoce.report.wording import FIGURES, KINDS
+from sottovoce.report.series import Series, labels_of, series_of, strongest_attack
+from sottovoce.report.wording import FIGURES, KINDS, finite, rounded
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.run_documents import LESS_IS_BETTER, RunDocuments, final_rounds_text, read_runs, unfinished_runs
 from sottovoce.support.config import Document
@@ -44,7 +42,7 @@ POINTS = 400
 """Of a curve, at most."""
 
 SCRIPTS = (
-    "chart.js", "frame.js", "graph.js", "pairs.js", "learning.js", "attacks.js", "trade_offs.js", "guarantees.js",
+    "chart.js", "frame.js", "pairs.js", "learning.js", "attacks.js", "trade_offs.js", "guarantees.js",
     "controls.js",
 )  # fmt: skip
 """In the order in which they need each other; they share one scope."""
@@ -103,32 +101,31 @@ def _inside_script(document: Document) -> str:
 
 def document(runs: Sequence[RunDocuments], title: str) -> Document:
     """The data of the page."""
-    series = series_of(runs)
+    series, labels = series_of(runs), [str(label) for label in labels_of(runs)]
     with_pairs = _with_pairs(runs, series)
+    (pictures,) = page_attacks(PageFigure.PICTURES)
     return {
-        "title": title,
-        "version": __version__,
-        "metric": runs[0].metric,
+        "title": title, "version": __version__, "metric": runs[0].metric,
         "final_rounds": final_rounds_text(run.experiment.metrics.final_rounds for run in runs),
-        "less_is_better": runs[0].metric in LESS_IS_BETTER,
-        "colours": COLOURS,
-        "kinds": KINDS,
-        "figures": FIGURES,
+        "less_is_better": runs[0].metric in LESS_IS_BETTER, "colours": COLOURS, "kinds": KINDS, "figures": FIGURES,
         "runs": [
             {
-                "label": str(label),
+                "label": label,
                 **run_summary(run, pairs=number in with_pairs, without_noise=_without_noise(run, runs)),
             }
-            for number, (label, run) in enumerate(zip(labels_of(runs), runs, strict=True))
+            for number, (label, run) in enumerate(zip(labels, runs, strict=True))
         ],
-        "series": [_average(runs, members) for members in series],
-        "pictures": _pictures(runs),
-    }
+        "series": [_average(one) for one in series],
+        "pictures": compared_pictures({
+            label: run.attacks[pictures.name]
+            for label, run in zip(labels, runs, strict=True) if pictures.name in run.attacks
+        }),
+    }  # fmt: skip
 
 
-def _with_pairs(runs: Sequence[RunDocuments], series: Sequence[Sequence[int]]) -> set[int]:
+def _with_pairs(runs: Sequence[RunDocuments], series: Sequence[Series]) -> set[int]:
     """The runs that show who learns what from whom: as many as there is room for, one of each series first."""
-    first = [members[0] for members in series]
+    first = [one.numbers[0] for one in series]
     found, left = set[int](), PAIRS
     for number in [*first, *(number for number in range(len(runs)) if number not in first)][:WITH_PAIRS]:
         pairs = pairs_shown(runs[number].privacy)
@@ -136,15 +133,6 @@ def _with_pairs(runs: Sequence[RunDocuments], series: Sequence[Sequence[int]]) -
             found.add(number)
             left -= pairs
     return found
-
-
-def _pictures(runs: Sequence[RunDocuments]) -> str | None:
-    """What neighbours saw of pictures, as SVG, where a run was attacked whose rows may be seen."""
-    (attack,) = page_attacks(PageFigure.PICTURES)
-    labels = [str(label) for label in labels_of(runs)]
-    return compared_pictures({
-        label: run.attacks[attack.name] for label, run in zip(labels, runs, strict=True) if attack.name in run.attacks
-    })  # fmt: skip
 
 
 def _without_noise(run: RunDocuments, runs: Sequence[RunDocuments]) -> RunDocuments | None:
@@ -161,29 +149,21 @@ def _without_noise(run: RunDocuments, runs: Sequence[RunDocuments]) -> RunDocume
     return next(same, None)
 
 
-def _average(runs: Sequence[RunDocuments], members: Sequence[int]) -> Document:
+def _average(series: Series) -> Document:
     """Means over seeds; epsilon and the attack's success are those of the worst seed."""
-    seeds, label = [runs[number] for number in members], labels_of(runs)[members[0]]
-    metric, trade_offs = seeds[0].metric, [trade_off(run) for run in seeds]
-    length = min(len(run.lines) for run in seeds)
+    metric, length = series.seeds[0].metric, min(len(run.lines) for run in series.seeds)
     shown = np.unique(np.linspace(0, length - 1, min(length, POINTS)).round().astype(int)).tolist()
-    lines = [[run.lines[at] for at in shown] for run in seeds]
-    headlines = [run.privacy.headline for run in seeds]
-    attacks = [one.attack for one in trade_offs if one.attack is not None]
-    strongest = max(attacks, key=lambda attack: attack.value, default=None)
+    lines = [[run.lines[at] for at in shown] for run in series.seeds]
+    strongest = strongest_attack(series.seeds)
     return {
-        "name": label.without("seed") if len(seeds) > 1 else str(label),
-        "curve": settings_key(seeds[0], noise=False),
-        "curve_name": label.without("seed", *NOISE_KEYS),
-        "runs": list(members),
+        "name": series.name, "curve": series.curve, "curve_name": series.curve_name, "runs": series.numbers,
         "round": [line["round"] for line in lines[0]],
         "megabytes": [line["bytes"] / 1e6 for line in lines[0]],
         **{key: _over(lines, metric, key) for key in ("average", "mean", "min", "max")},
         "spent": [_most_spent([one[at] for one in lines]) for at in range(len(shown))],
-        "final": finite(float(np.mean([run.final_metric("average") for run in seeds]))),
-        "epsilon": rounded(max(one.epsilon for one in headlines)),
+        "final": finite(series.final[0]), "epsilon": rounded(series.epsilon),
         "attack": None if strongest is None else asdict(strongest),
-    }
+    }  # fmt: skip
 
 
 def _over(lines: Sequence[Sequence[Document]], metric: str, key: str) -> list[float | None]:

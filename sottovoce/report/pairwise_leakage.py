@@ -12,7 +12,7 @@ from enum import StrEnum
 import numpy as np
 
 from sottovoce.privacy.guarantee import Kind, PrivacyFigure
-from sottovoce.report.rounding import percent, rounded
+from sottovoce.report.wording import percent, rounded
 from sottovoce.run.privacy_document import PrivacyDocument, StoredView
 from sottovoce.support.config import Document
 

@@ -15,8 +15,7 @@ from sottovoce.algorithms.registry import algorithm_specs
 from sottovoce.privacy.covering_views import NAMED_ONLY
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.rounding import round_up
-from sottovoce.report.rounding import percent
-from sottovoce.report.wording import adversary, not_covered
+from sottovoce.report.wording import adversary, not_covered, percent
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_documents import LESS_IS_BETTER, RunDocuments, final_average_text
 from sottovoce.support.config import Document

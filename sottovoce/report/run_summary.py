@@ -16,8 +16,7 @@ from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.views import View, read_view
 from sottovoce.report.pairwise_leakage import pairwise_leakage
 from sottovoce.report.plain_words import plain_words
-from sottovoce.report.rounding import percent, rounded
-from sottovoce.report.trade_off import trade_off
+from sottovoce.report.series import trade_off
 from sottovoce.report.wording import (
     adversary,
     baseline_rows,
@@ -26,7 +25,9 @@ from sottovoce.report.wording import (
     heard_text,
     noise_text,
     not_covered,
+    percent,
     protects,
+    rounded,
     scores_text,
     sums_text,
 )
@@ -70,7 +71,7 @@ def run_summary(run: RunDocuments, *, pairs: bool = True, without_noise: RunDocu
         raise damaged_run(run.folder)
     graph = _graph(net)
     return {
-        **trade_off(run).document(),
+        **trade_off(run),
         "n": n,
         "member": run.result.get("member"),
         "plain": plain_words(run, names, n, without_noise),

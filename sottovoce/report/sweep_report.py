@@ -12,7 +12,7 @@ import numpy as np
 from sottovoce.privacy.rounding import round_up
 from sottovoce.report.figure_files import write_figures
 from sottovoce.report.figures import Figure, Line, over_seeds, panels
-from sottovoce.report.rounding import deviation_text
+from sottovoce.report.wording import deviation_text
 from sottovoce.run.run_documents import LESS_IS_BETTER, final_rounds_text
 from sottovoce.run.sweep import FinishedSweepRun, SweepRow, last_word, sweep_rows
 from sottovoce.support.config import About, Document

@@ -13,7 +13,6 @@ from sottovoce.privacy.assumptions import FINAL_MODELS, Assumption, AssumptionKi
 from sottovoce.privacy.covering_views import together
 from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.views import View, ViewKind
-from sottovoce.report.rounding import percent
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.support.config import Document
 from sottovoce.support.text import join_names
@@ -262,3 +261,40 @@ def heard_text(heard: Document) -> str:
     """
     members = ", ".join(f"{name} in {steps:,}" for name, steps in heard["members"].items())
     return f"{members} of {heard['steps']:,} steps" if members else "nobody"
+
+
+# --- figures: privacy rounded up, what is not finite as JSON can say it ----------------------------------------------
+
+
+def rounded(epsilon: float) -> float | str:
+    """A privacy figure rounded up to four digits; the word inf where it is infinite.
+
+    >>> rounded(0.70710678), rounded(math.inf)
+    (0.7072, 'inf')
+    """
+    return "inf" if math.isinf(epsilon) else float(round_up(epsilon))
+
+
+def percent(share: float) -> float:
+    """A share in percent, rounded up to one decimal.
+
+    >>> percent(0.5), percent(0.50001)
+    (50.0, 50.1)
+    """
+    return math.ceil(share * 1000) / 10
+
+
+def finite(value: float) -> float | None:
+    """A measured figure; None where a run diverged."""
+    return value if math.isfinite(value) else None
+
+
+def deviation_text(mean: float | None, deviation: float | None) -> str:
+    """A mean over seeds with its deviation, for tables.
+
+    >>> deviation_text(0.25, 0.01), deviation_text(0.25, None), deviation_text(None, None)
+    ('0.2500 ± 0.0100', '0.2500', 'diverged')
+    """
+    if mean is None:
+        return "diverged"
+    return f"{mean:.4f}" + ("" if deviation is None else f" ± {deviation:.4f}")

@@ -214,7 +214,7 @@ FAILURES = {
     "ledger/database.py": "the disk is full, the disk fails",
     "core/secret_source.py": "sottovoce has a defect",
     "matrix_factorization/optimizer.py": "sottovoce has a defect",
-    "report/pdf_figures.py": "sottovoce has a defect",
+    "report/figure_files.py": "sottovoce has a defect",
     "report/printing.py": "a browser does not print the page",
     "run/parallel.py": "a process of the run, or of a sweep, was ended",
 }

@@ -13,9 +13,9 @@ import pytest
 
 from sottovoce.privacy.rounding import round_up
 from sottovoce.report.figures import Axis, Line, line_chart
-from sottovoce.report.rounding import deviation_text
-from sottovoce.report.run_figures import run_figures
+from sottovoce.report.series import run_figures
 from sottovoce.report.sweep_report import charts, write_results
+from sottovoce.report.wording import deviation_text
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.run_documents import read_runs
 from sottovoce.run.sweep import FinishedSweepRun, expand_sweep, sweep_rows

@@ -20,8 +20,7 @@ from sottovoce.privacy.gaussian_dp import guessing_accuracy_bound
 from sottovoce.report.page import write_page, write_page_of
 from sottovoce.report.pairwise_leakage import PAIRS
 from sottovoce.report.plain_words import plain_words
-from sottovoce.report.rounding import percent, rounded
-from sottovoce.report.wording import KINDS
+from sottovoce.report.wording import KINDS, percent, rounded
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.run_documents import read_runs
 from sottovoce.support.config import parse_experiment

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from sottovoce.errors import SottovoceError
+from sottovoce.report.figure_files import WIDTHS, as_pdf
 from sottovoce.report.figures import Line, line_chart
-from sottovoce.report.pdf_figures import WIDTHS, as_pdf
 from sottovoce.report.tracking import LiveTracking, Tracker
 from sottovoce.run.execute import run_experiment
 from sottovoce.support import extras

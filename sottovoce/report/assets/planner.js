@@ -8,67 +8,48 @@ function upwards(value) {
   return String(Number((Math.ceil(value / unit) * unit).toPrecision(4)));
 }
 
-const PLAN_TEXTS = {
-  graph: "graph",
-  algorithm: "algorithm",
-  batches: "batches an epoch",
-  rounds: "rounds",
-  epsilon: "target ε",
-  records: "records a node",
-  parameters: "parameters",
-  observer: "seen by node",
-  colluders: "colluding nodes",
-};
-const PLAN_NUMBERS = {
-  batches: [1, 5],
-  rounds: [1, 100],
-  epsilon: [0.01, 8],
-  records: [1, 100],
-  parameters: [1, 1000],
-  colluders: [1, 1],
+// What is asked, in the order of the form: the words before it, and of a number the least and the first value.
+const PLAN_FORM = {
+  graph: ["graph"],
+  algorithm: ["algorithm"],
+  batches: ["batches an epoch", 1, 5],
+  rounds: ["rounds", 1, 100],
+  epsilon: ["target ε", 0.01, 8],
+  records: ["records a node", 1, 100],
+  parameters: ["parameters", 1, 1000],
+  colluders: ["colluding nodes", 1, 1],
+  observer: ["seen by node"],
 };
 const planState = { graph: data.ask.graphs[0], algorithm: "dp-d-sgd", observer: "0" };
 
-function planControl(form, name, control) {
-  const label = made("label", `${PLAN_TEXTS[name]} `);
-  control.id = `plan-${name}`;
-  label.append(control);
-  form.append(label);
-}
-
-function planChoice(form, name, values) {
-  const select = made("select");
-  select.append(...values.map((value) => Object.assign(made("option", value), { value })));
-  select.value = planState[name];
-  select.addEventListener("change", () => ((planState[name] = select.value), drawPlan()));
-  planControl(form, name, select);
-}
-
-function planInput(form, name, settings, read = String) {
-  const input = Object.assign(made("input"), { value: planState[name], ...settings });
-  input.addEventListener("input", () => ((planState[name] = read(input.value)), drawPlan()));
-  planControl(form, name, input);
-  return input;
-}
-
-function planControls(form) {
-  const known = Object.assign(made("datalist"), { id: "plan-graphs" });
-  known.append(...data.ask.graphs.map((value) => Object.assign(made("option"), { value })));
-  form.append(known);
-  planInput(form, "graph", { type: "text", maxLength: 500 }).setAttribute("list", "plan-graphs");
-  planChoice(form, "algorithm", data.ask.algorithms);
-  Object.entries(PLAN_NUMBERS).forEach(([name, [min, value]]) => {
-    planState[name] = value;
-    planInput(form, name, { type: "number", min, step: "any", value }, Number);
+function planControls() {
+  const options = (values) => values.map((value) => made("option", value, "", { value }));
+  const controls = {
+    graph: () => made("input", [], "", { type: "text", maxLength: 500 }),
+    algorithm: () => made("select", options(data.ask.algorithms)),
+    observer: () => made("input", [], "", { type: "text", maxLength: 200 }),
+  };
+  const known = made("datalist", data.ask.graphs.map((value) => made("option", [], "", { value })), "", { id: "plan-graphs" });
+  const labels = Object.entries(PLAN_FORM).map(([name, [text, min, value]]) => {
+    const control = controls[name]?.() ?? made("input", [], "", { type: "number", min, step: "any" });
+    planState[name] ??= value;
+    Object.assign(control, { id: `plan-${name}`, value: planState[name] });
+    if (name === "graph") control.setAttribute("list", known.id);
+    control.addEventListener(name === "algorithm" ? "change" : "input", () => {
+      planState[name] = min == null ? control.value : Number(control.value);
+      drawPlan();
+    });
+    return made("label", [`${text} `, control]);
   });
-  planInput(form, "observer", { type: "text", maxLength: 200 });
+  const form = made("form", [known, ...labels], "planner");
+  form.addEventListener("submit", (event) => event.preventDefault());
+  return form;
 }
 
 // What was asked last; an answer to an earlier question is not shown. `wait` is told every second how long it takes.
 const asking = { turn: 0, timer: null, clock: null };
 function askAccountant(wait, show) {
-  const turn = ++asking.turn,
-    begun = performance.now();
+  const turn = ++asking.turn, begun = performance.now();
   const waited = () => wait(Math.round((performance.now() - begun) / 1000));
   clearTimeout(asking.timer);
   clearInterval(asking.clock);
@@ -101,54 +82,39 @@ function planCaption(found) {
 }
 
 function showPlan(place, found) {
-  const points = found.leaks.filter(([, epsilon]) => isFinite(epsilon));
+  const points = found.leaks.filter(([, epsilon]) => isFinite(epsilon)), colour = css("--accent");
   if (!points.length) return place.missing(["No finite ε is proven for what a single node could learn.", ""]);
-  const numbers = table(
-    ["hops", "ε at most"],
-    found.leaks.map(([hops, epsilon]) => [String(hops), upwards(epsilon)]),
-  );
-  if (points.every(([, epsilon]) => epsilon === points[0][1]))
-    return place.sentence(
-      `ε = ${upwards(points[0][1])} about every node${points.length > 1 ? ", at every distance" : ""}: ${planCaption(found)} The noise protects ${found.covers}.`,
-      numbers,
-    );
-  const dot = ([x, y]) => ({
-    x,
-    y,
-    colour: css("--accent"),
-    symbol: "circle",
-    size: 11,
-    hover: `${x} hops\nε = ${upwards(y)}`,
-  });
+  const [[, one]] = points, covers = `The noise protects ${found.covers}.`;
+  const numbers = table(["hops", "ε at most"], found.leaks.map(([hops, epsilon]) => [String(hops), upwards(epsilon)]));
+  if (points.every(([, epsilon]) => epsilon === one)) {
+    const where = points.length > 1 ? ", at every distance" : "";
+    return place.sentence(`ε = ${upwards(one)} about every node${where}: ${planCaption(found)} ${covers}`, numbers);
+  }
+  const dots = points.map(([x, y]) => ({ x, y, colour, size: 11, hover: `${x} hops\nε = ${upwards(y)}` }));
   place.draw({
-    marks: [
-      { kind: "line", points, colour: css("--accent"), width: 1.5 },
-      { kind: "dots", dots: points.map(dot) },
-    ],
+    marks: [{ kind: "line", points, colour, width: 1.5 }, { kind: "dots", dots }],
     x: { title: "hops", ticks: points.map(([x]) => [x, String(x)]) },
     y: { title: "ε", zero: true },
-    caption: [planCaption(found)],
-    notes: [`The noise protects ${found.covers}.`],
+    caption: planCaption(found),
+    notes: [covers],
     numbers,
   });
 }
 
 function drawPlan() {
-  const section = at("planner");
-  if (!section.querySelector("form")) {
-    const form = made("form", null, "planner");
-    form.addEventListener("submit", (event) => event.preventDefault());
-    planControls(form);
-    section.insertBefore(form, at("plan"));
-    section.insertBefore(Object.assign(made("p"), { id: "plan-answer" }), at("plan"));
-    section.insertBefore(Object.assign(made("p", null, "note"), { id: "plan-waiting", hidden: true }), at("plan"));
-    at("plan-answer").setAttribute("role", "status");
-  }
-  const answer = at("plan-answer"),
-    waiting = at("plan-waiting"),
-    place = figure("plan", "What a node could learn about one record, by distance");
-  answer.dataset.from = "nobody";
-  answer.textContent = "";
+  if (!at("plan-answer"))
+    at("plan").before(
+      planControls(),
+      made("p", [], "", { id: "plan-answer", role: "status" }),
+      made("p", [], "note", { id: "plan-waiting", hidden: true }),
+    );
+  const answer = at("plan-answer"), waiting = at("plan-waiting");
+  const place = figure("plan", "What a node could learn about one record, by distance");
+  const say = (from, text) => {
+    answer.dataset.from = from;
+    answer.textContent = text;
+  };
+  say("nobody", "");
   place.missing(["The accountant is computing.", ""]);
   askAccountant(
     (seconds) => {
@@ -157,8 +123,7 @@ function drawPlan() {
     },
     (found) => {
       waiting.hidden = true;
-      answer.dataset.from = found.refused ? "nobody" : "accountant";
-      answer.textContent = found.refused || planWords(found);
+      say(found.refused ? "nobody" : "accountant", found.refused || planWords(found));
       if (found.refused) place.missing(["There is no answer to this question; the reason is above.", ""]);
       else showPlan(place, found);
     },
