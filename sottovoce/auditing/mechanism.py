@@ -91,8 +91,7 @@ def audit(
     need_messages(observation)
     if system.classes > 1:
         raise Unaccountable(
-            f"{system.algorithm.name} scales coordinates differently, and repetitions are coordinates that are alike; "
-            "audit the models of a run instead"
+            f"{system.algorithm.name} scales coordinates differently, and repetitions are coordinates that are alike"
         )
     _check(observation, repetitions, distinguisher, one_run)
     check_confidence(confidence), check_delta(delta)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, cast, overload
 
 import numpy as np
@@ -96,9 +96,6 @@ class StructuredRows(Rows, Protocol):
 
     def minus_scaled(self, factor: float, others: Rows) -> Rows:
         """`self - factor * others`."""
-
-    def mapped(self, function: Callable[[Reals], Reals]) -> Rows:
-        """The rows after a function of their numbers; linear forms have none, and stay as they are."""
 
     def where(self, chosen_N: NDArray[np.bool_], others: Rows) -> Rows:
         """These rows for the nodes that are chosen, others for the rest."""
@@ -214,13 +211,6 @@ def in_precision_of(like: Rows, rows: Rows) -> Rows:
     if is_torch(rows):
         return rows.to(cast("Tensor", like).dtype)
     return np.asarray(rows).astype(numpy_dtype(like), copy=False)
-
-
-def mapped(rows: Rows, function: Callable[[Reals], Reals]) -> Rows:
-    """The rows after a function of numbers, number by number; those that are traced stay as they are."""
-    if not is_plain(rows):
-        return structured(rows).mapped(function)
-    return convert(function(to_numpy(rows)), rows)
 
 
 def is_plain(rows: object) -> TypeGuard[Plain]:

@@ -176,10 +176,6 @@ class ShardedRows:
         """`self - factor * others`; rows of nodes elsewhere are known if those of both are."""
         return self._with(others, lambda mine, theirs: as_tensor(arrays.minus_scaled(mine, factor, theirs)))
 
-    def mapped(self, function: Callable[[Reals], Reals]) -> ShardedRows:
-        """The rows here after a function of their numbers."""
-        return ShardedRows(self.shard, as_tensor(arrays.mapped(self.own, function)))
-
     def where(self, chosen_N: NDArray[np.bool_], others: Rows) -> ShardedRows:
         """The rows here; those of nodes elsewhere, where both are known."""
         theirs = as_sharded(others)

@@ -115,10 +115,6 @@ class LinearRows:
         """Coefficient by coefficient."""
         return self - factor * others
 
-    def mapped(self, function: Callable[[Reals], Reals]) -> LinearRows:
-        """Rounding is a function of them."""
-        return self
-
     def where(self, chosen_N: NDArray[np.bool_], others: Rows) -> LinearRows:
         """Coefficients are finite, so that the product with zero is a choice."""
         return self * chosen_N[:, None] + others * ~chosen_N[:, None]

@@ -71,7 +71,7 @@ def trace(
 
     The starting point x0 is public and adds a public offset to what is sent; it has no columns. `seed` matters only
     with random-k compression, whose positions differ by coordinate. Without a `coordinate`, the system tells about all
-    of them: see `tracing.coordinate_classes`.
+    of them (`tracing.coordinate_classes`); with one it is about that alone.
     """
     coordinates = Coordinates(coordinate)
     system = _trace(algorithm, topology, rounds, seed, coordinates)
