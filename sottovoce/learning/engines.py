@@ -77,7 +77,11 @@ class Functional:
     """Whether several threads may ask at once, and small blocks of nodes take no longer than large ones."""
 
     def total(self, points: Tensor, stack: Stack) -> Tensor:
-        """`sum_i weight_i g_i` of each node, N x D, by a plain backward pass.
+        """`sum_i weight_i g_i` of each node, N x D."""
+        return self._pulled_back(points, stack, lambda outputs, *rest: self.model.loss.each(outputs, rest[0]) @ rest[1])
+
+    def _pulled_back(self, points: Tensor, stack: Stack, value: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        """The gradient of a value of outputs, targets and weights, by a plain backward pass for each node.
 
         Examples of weight zero are left out: a model may give no number for padding, and zero times that is none.
         """
@@ -89,8 +93,8 @@ class Functional:
             inputs, targets, weights = (part[node][there] for part in stack)
             leaves = {name: part.detach().requires_grad_() for name, part in layout.views(row).items()}
             with torch.enable_grad():
-                loss = self.model.loss.each(self.model.outputs_of(leaves, inputs), targets) @ weights
-                found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+                total = value(self.model.outputs_of(leaves, inputs), targets, weights)
+                found = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
             rows[node] = layout.flatten(dict(zip(leaves, found, strict=True)))
         return rows
 
@@ -128,7 +132,11 @@ class Functional:
 
 @dataclass(frozen=True)
 class Ratings(Functional):
-    """Matrix factorisation: clipped sums are sums with other weights."""
+    """Matrix factorisation: errors are clipped, and then passed back as they are.
+
+    The slope of the loss would not do: autograd doubles an error before it multiplies with a small weight, and twice
+    the largest numbers is infinite.
+    """
 
     name: str = "stacked"
 
@@ -142,7 +150,11 @@ class Ratings(Functional):
         spread = (squares[0] + squares[1] + 2).sqrt()
         errors = self.model.loss.errors(self.outputs(points, stack.inputs), stack.targets)
         factor, unfit = clip.factors(spread * norms(errors), spread, stack.weights)
-        return Clipped(self.total(points, stack._replace(weights=factor)), count(unfit, stack.weights))
+        slopes = without(unfit, errors).squeeze(-1) * factor
+        rows = self._pulled_back(
+            points, Stack(stack.inputs, slopes, factor), lambda outputs, *rest: outputs.T @ rest[0]
+        )
+        return Clipped(rows, count(unfit, stack.weights))
 
 
 # --- chains of linear layers ---------------------------------------------------------------------------------------

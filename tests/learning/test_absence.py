@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from sottovoce import InputError, NoiseKey
+from sottovoce import InputError, NoiseKey, algorithm, iterate_rounds, metropolis
 from sottovoce.learning import models
 from sottovoce.learning.clipping import clip_rows, parse_clipping
 from sottovoce.learning.datasets import Dataset
@@ -63,6 +63,7 @@ MODELS = {
     "own": (lambda: models.wrap_module(Attention(), "cross-entropy"), "classes"),
 }
 LARGE = "gn-resnet18"
+SLOW = ("cnn", "own")
 """What takes long meets few settings; other models meet the same code."""
 ENGINES = [
     (name, engine) for name, (make, _) in MODELS.items() for engine in sorted({engine_for(make()).name, "functional"})
@@ -88,13 +89,13 @@ def made_up(kind, rows=20):
     )  # fmt: skip
 
 
-def job_of(name, engine, *, norm=False):
+def job_of(name, engine, *, norm=False, shards=SHARDS, dtype=torch.float32):
     make, kind = MODELS[name]
     data = made_up(kind)
     data = data.max_norm(3.0) if norm else data
-    counts = [len(shard) for shard in SHARDS]
-    shards = Partition(SHARDS, "own", 0, Sizes(min(counts), float(np.mean(counts)), max(counts), None))
-    return task(data, shards, make(), engine=engine)
+    counts = [len(shard) for shard in shards]
+    held = Partition(shards, "own", 0, Sizes(min(counts), float(np.mean(counts)), max(counts), None))
+    return task(data, held, make(), engine=engine, dtype=dtype)
 
 
 def with_hostile(job, chosen):
@@ -166,6 +167,7 @@ def test_hostile_rows_pass_no_bound(name, engine):
     built, draw = engine_for(net, engine), torch.Generator().manual_seed(0)
     weights, bounds = ((1e-6,), (1.0,)) if name == LARGE else ((1.0, 1e-6), (1e-6, 1.0))
     settings = [(torch.float64, 1.0, 1.0, 1.0), *product((torch.float32,), (1.0, 1e-20, 1e-37), weights, bounds)]
+    settings += [(torch.float32, 1.0, weight, bound) for weight, bound in ((1e-2, 1e19), (1.0, 1e30))]
     for dtype, size, weight, bound in settings:
         points = size * net.start(len(inputs), draw, same=False, dtype=dtype)
         points[2:4] = 1e30
@@ -178,6 +180,89 @@ def test_hostile_rows_pass_no_bound(name, engine):
         assert (lengths <= np.longdouble(each[0, 0].item()) * bound).all(), (dtype, size, weight, bound)
         whole = clip_rows(built.total(points, stack), parse_clipping("whole-gradient", bound)).rows
         assert np.linalg.norm(whole.numpy().astype(np.longdouble), axis=-1).max() <= bound
+
+
+SHORT = tuple(np.split(np.arange(20), [1, 3]))
+"""One row, two, and many: in most rounds some of these nodes have no row, or fewer than others."""
+
+RULES = ("full", "cycle:3x1", "shuffle:1", "poisson:0.4", "poisson:0.05", "cyclic-poisson:0.5x1", "fixed:1")
+"""All batch rules, for shards of one row; where shards have two rows or more, `BATCHES` are."""
+
+
+def worlds(job, changed):
+    """The same job with some rows as they were, and hostile in each way: rows of every pattern, and all at once."""
+    yield job
+    data = job.dataset
+    for pattern in (*(np.full(64, value) for value in HOSTILE), np.resize(HOSTILE, 64), 1e30 * np.cos(np.arange(64))):
+        inputs, targets = data.examples[:].copy(), data.targets.copy()
+        if data.kind != "ratings":
+            inputs[changed] = pattern
+        targets[changed] = (targets[changed] + 1) % len(data.classes) if data.classes else pattern[1]
+        examples = Examples(inputs)
+        bound = data.examples.norm_bound
+        examples = examples.clipped(bound) if bound else examples
+        yield replace(job, dataset=replace(data, examples=examples, targets=targets))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@every_engine
+def test_neighbouring_data_move_a_clipped_gradient_by_its_sensitivity_at_most(name, engine, dtype):
+    """One record, or all of a node, whatever is in it; a row of nan is left out, which is to count as nothing."""
+    cases = [*product(BATCHES, clips_of(name)[1:], [SHARDS]), *product(RULES, clips_of(name)[1:], [SHORT])]
+    for number, (batch, clip, shards) in enumerate(
+        cases[:: 14 if name == LARGE else 7 if name in SLOW else 3 if engine == "functional" else 1]
+    ):
+        job = job_of(name, engine, norm=clip == ("bounded",), shards=shards, dtype=dtype)
+        points = job.start(torch.Generator().manual_seed(1), same=False) * (1e30 if number % 5 == 4 else 1)
+        node, steps = number % 3, 3 if clip[0] == "whole-gradient" and number % 2 else 1
+        words = {"noise_key": NoiseKey.of_seed(2), "weigh_nodes": ("equal", "size")[number // 2 % 2]}
+        words |= {"local_steps": 3, "step_size": 0.1} if steps > 1 else {}
+        gradients = job.gradients(batch, *clip, **words)
+        used = np.concatenate([gradients.batches.rows_of(node, step) for step in range(steps)])
+        for adjacency, changed in (("record", used[:1]), ("user", shards[node])):
+            released = np.array([
+                world.gradients(batch, *clip, **words)(0, points).double().numpy() for world in worlds(job, changed)
+            ])  # fmt: skip
+            case = batch, clip, shards is SHORT, words, adjacency
+            assert np.isfinite(released).all(), case
+            others = [one for one in range(3) if one != node]
+            assert (released[:, others] == released[0, others]).all(), case
+            moved = np.linalg.norm(released[:, None, node] - released[None, :, node], axis=-1)
+            replaced, left_out = (
+                np.broadcast_to(gradients.sensitivities(adjacency, change), 3)[node]
+                for change in ("replace", "zero-out")
+            )
+            summed = torch.finfo(dtype).eps * len(used) * replaced  # of sums, which clipping does not cover
+            assert moved.max() <= replaced + summed, case
+            if clip != ("bounded",):  # there it is a row of zeros
+                assert moved[2].max() <= left_out + summed, case
+
+
+@pytest.mark.parametrize("clip", CLIPS[1:])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_no_hostile_row_reaches_a_state(batch, clip):
+    """In any round of a run all models, messages and noise that is remembered are finite."""
+    for name in ("dp-d-sgd", "anti-pgd"):
+        for world in worlds(job_of("softmax", "stacked", norm=True), np.arange(20)):
+            gradients = world.gradients(batch, *clip, noise_key=NoiseKey.of_seed(2))
+            built = algorithm(name, sigma=1.0, step_size=0.5, sensitivity=gradients.sensitivity())
+            start = world.start(torch.Generator().manual_seed(1))
+            for state in iterate_rounds(built, metropolis("ring:3"), start, gradients, rounds=4, noise_key=KEY):
+                assert all(part.to_dense().isfinite().all() for part in tensors_in(state)), (name, batch, clip)
+
+
+KEY = NoiseKey.of_seed(3)
+
+
+def tensors_in(value):
+    """All tensors that a state holds, at any depth."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    elif hasattr(value, "__dataclass_fields__"):
+        value = list(vars(value).values())
+    return [part for one in value for part in tensors_in(one)] if isinstance(value, list | tuple) else []
 
 
 # --- nothing is shared ---------------------------------------------------------------------------------------------
