@@ -266,9 +266,8 @@ def _begin(
             or {**report().document(), **origin(experiment, training_run)}
         )
     )
-    guarantees = PrivacyDocument.read(privacy)
-    if report.cache_info().currsize:  # figures that were computed here are not read back
-        guarantees = replace(guarantees, stored_views=report().views)
+    is_new = report.cache_info().currsize  # what was computed here is not read back
+    guarantees = report().stated if is_new else PrivacyDocument.read(privacy)
 
     def entry(key: RandomSource) -> RunLedger | None:
         """The run's entry in a ledger, if there is one."""

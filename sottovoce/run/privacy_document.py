@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from enum import Enum
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sottovoce.algorithms.registry import has_independent_noise
 from sottovoce.core.final_models import FinalModels
 from sottovoce.errors import InputError
 from sottovoce.privacy.assumptions import NotCovered
-from sottovoce.privacy.composition import Loss, read_loss
+from sottovoce.privacy.composition import Loss, loss_document, read_loss
 from sottovoce.privacy.covering_views import Coverage
 from sottovoce.privacy.gaussian_dp import epsilon_of, is_epsilon_of
 from sottovoce.privacy.guarantee import Kind, PrivacyFigure
@@ -67,6 +68,17 @@ class EarlierEnd(NamedTuple):
     mu: float | None
 
 
+def _as_json(value: Any) -> JSON:
+    if hasattr(value, "document"):
+        found: JSON = value.document()
+        return found
+    if isinstance(value, EarlierEnd):
+        return {key: to_json(number) for key, number in value._asdict().items()}
+    if isinstance(value, tuple):
+        return [_as_json(one) for one in value]
+    return value.value if isinstance(value, Enum) else to_json(value)
+
+
 def _unknown(what: str) -> InputError:
     return InputError(f"privacy.json has {what}", "it is written by sotto run", "restore it, or run again")
 
@@ -77,8 +89,8 @@ class PrivacyDocument:
 
     `sigma` and `sensitivity` are lists where they differ from node to node; `sigma` is None without noise. `grid_step`
     is None where released values are on no grid; `loss` is what the headline is made of. `covers` says whom the
-    headline covers, `final_models` which of these its adversaries see beside messages, `attackers` which single nodes
-    are accounted for, and `certificate` what every round of the run is compared with.
+    headline covers, `and_final_models` which of these its adversaries see beside messages, `attackers` which single
+    nodes are accounted for, and `certificate` what every round of the run is compared with.
     """
 
     algorithm: str
@@ -91,18 +103,25 @@ class PrivacyDocument:
     participation: str
     delta: float
     headline: PrivacyFigure
-    covers: Coverage | None
-    final_models: FinalModels
-    sampled: PrivacyFigure | None
     grid_step: float | None
     not_covered: tuple[NotCovered, ...]
-    attackers: str
+    covers: Coverage | None
+    and_final_models: FinalModels
+    loss: Loss | None
+    over_rounds: tuple[EarlierEnd, ...]
+    sampled: PrivacyFigure | None
     convexity: str
     certificate: str
     refusals: tuple[str, ...]
-    loss: Loss | None
-    over_rounds: tuple[EarlierEnd, ...]
+    attackers: str
     stored_views: Sequence[Document | StoredView]
+
+    def document(self) -> dict[str, JSON]:
+        """As JSON."""
+        found = {field.name: _as_json(getattr(self, field.name)) for field in fields(self)}
+        found["loss"] = None if self.loss is None else loss_document(self.loss)
+        found["views"] = found.pop("stored_views")
+        return found
 
     @classmethod
     def read(cls, document: Document) -> PrivacyDocument:
@@ -121,7 +140,7 @@ class PrivacyDocument:
             sensitivity=sensitivity if isinstance(sensitivity, list) else from_json(sensitivity),
             headline=PrivacyFigure.read(document["headline"]),
             covers=None if covers is None else Coverage.read(covers),
-            final_models=FinalModels(document["and_final_models"]),
+            and_final_models=FinalModels(document["and_final_models"]),
             sampled=None if sampled is None else PrivacyFigure.read(sampled),
             not_covered=not_covered,
             refusals=tuple(document["refusals"]),

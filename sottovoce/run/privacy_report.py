@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from sottovoce.privacy import views
 from sottovoce.privacy.accountant import Account
 from sottovoce.privacy.amplification import better_figure, sampled_figure, sampled_loss
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind, NotCovered
-from sottovoce.privacy.composition import GaussianLoss, Loss, SampledLoss, StatedLoss, loss_document
+from sottovoce.privacy.composition import GaussianLoss, Loss, SampledLoss, StatedLoss
 from sottovoce.privacy.covering_views import (
     NODE_ROUNDS,
     Coverage,
@@ -37,11 +37,11 @@ from sottovoce.privacy.covering_views import (
 from sottovoce.privacy.gaussian_dp import epsilons_of
 from sottovoce.privacy.guarantee import PrivacyFigure, figures_at
 from sottovoce.privacy.views import View, node_numbers, parse_view, read_view, with_final_models
-from sottovoce.run.privacy_document import StoredView, same_value
+from sottovoce.run.privacy_document import EarlierEnd, PrivacyDocument, StoredView, same_value
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant, published_models
 from sottovoce.run.training_run import TrainingRun, is_measured
 from sottovoce.support.config import Document, Experiment
-from sottovoce.support.json_numbers import JSON, to_json
+from sottovoce.support.json_numbers import JSON
 from sottovoce.support.progress import counted, next_counted
 from sottovoce.support.text import parse_json
 from sottovoce.support.threads import one_thread
@@ -128,7 +128,7 @@ class PrivacyReport:
         """Epsilon of the headline; infinite where nothing is proven."""
         return self.headline.epsilon
 
-    def over_rounds(self) -> list[dict[str, JSON]]:
+    def over_rounds(self) -> tuple[EarlierEnd, ...]:
         """The headline, as it would be if the run had ended earlier; empty where none is proven, or it takes long.
 
         Neither mu nor epsilon can decrease with rounds, so each figure is capped by the next. Rounds are those with
@@ -138,7 +138,7 @@ class PrivacyReport:
         last, total = self.headline, self._run.rounds
         most = 0 if last.proves_nothing else self._most_stages(last)
         if not most:
-            return []
+            return ()
         earlier = _stages(total, self.every, most)[-2::-1]
         mus: list[float | None]
         with counted("epsilon over rounds", len(earlier)):
@@ -149,10 +149,7 @@ class PrivacyReport:
                 capped = list(accumulate(each, min, initial=last.mu))[1:]
                 mus, epsilons = [*capped], epsilons_of(capped, self.delta).tolist()
         found = zip((total, *earlier), (last.mu, *mus), accumulate(epsilons, min, initial=last.epsilon), strict=True)
-        stages: list[dict[str, JSON]] = [
-            {"round": at, "epsilon": to_json(epsilon), "mu": to_json(mu)} for at, mu, epsilon in found
-        ]
-        return stages[::-1]
+        return tuple(EarlierEnd(at, epsilon, mu) for at, mu, epsilon in found)[::-1]
 
     @property
     def loss(self) -> Loss | None:
@@ -221,11 +218,7 @@ class PrivacyReport:
 
     def document(self) -> dict[str, JSON]:
         """As JSON: `privacy.json` of a run."""
-        return {
-            **self.summary(),
-            "attackers": self.attackers,
-            "views": [view.document() for view in self.views],
-        }
+        return self.stated.document()
 
     @cached_property
     def views(self) -> tuple[StoredView, ...]:
@@ -241,31 +234,23 @@ class PrivacyReport:
             for found in self.accounts
         )  # fmt: skip
 
-    def summary(self) -> dict[str, JSON]:
-        """All of it but what is about single views: what the headline needs."""
+    @cached_property
+    def stated(self) -> PrivacyDocument:
+        """What `privacy.json` of a run says."""
         run = self._run
-        return {
-            "algorithm": run.algorithm.name,
-            "topology": run.topology.name,
-            "rounds": run.rounds,
-            "sigma": listed(sigma_of(run.algorithm.noise)),
-            "sensitivity": listed(run.gradients.sensitivities(run.adjacency)) if run.clipped else to_json(math.inf),
-            "clipping": run.gradients.clipping.kind,
-            "adjacency": run.adjacency.value,
-            "participation": str(run.participation),
-            "delta": self.delta,
-            "headline": self.headline.document(),
-            "grid_step": released_step(run.algorithm, run.topology.at(0)),
-            "not_covered": [one.value for one in NotCovered],
-            "covers": None if self.coverage is None else self.coverage.document(),
-            "and_final_models": self.final_models.value,
-            "loss": None if self.loss is None else loss_document(self.loss),
-            "over_rounds": self.over_rounds(),
-            "sampled": None if self.sampled is None else self.sampled.document(),
-            "convexity": self.convexity,
-            "certificate": what_is_checked(run.algorithm.compression, run.rounds),
-            "refusals": list(self.refusals),
-        }
+        return PrivacyDocument(
+            algorithm=run.algorithm.name, topology=run.topology.name, rounds=run.rounds,
+            sigma=listed(sigma_of(run.algorithm.noise)),
+            sensitivity=listed(run.gradients.sensitivities(run.adjacency)) if run.clipped else math.inf,
+            clipping=run.gradients.clipping.kind, adjacency=run.adjacency.value, participation=str(run.participation),
+            delta=self.delta, headline=_as_named(self.headline),
+            grid_step=released_step(run.algorithm, run.topology.at(0)),
+            not_covered=tuple(NotCovered), covers=self.coverage, and_final_models=self.final_models, loss=self.loss,
+            over_rounds=self.over_rounds(),
+            sampled=None if self.sampled is None else _as_named(self.sampled), convexity=self.convexity,
+            certificate=what_is_checked(run.algorithm.compression, run.rounds), refusals=self.refusals,
+            attackers=self.attackers, stored_views=self.views,
+        )  # fmt: skip
 
 
 def _stages(total: int, every: int, most: int) -> list[int]:
@@ -281,6 +266,11 @@ def _sampled(run: TrainingRun, system: LinearSystem, view: View, delta: float) -
     return None if nodes is None else sampled_figure(system, view, nodes, delta)
 
 
+def _as_named(figure: PrivacyFigure) -> PrivacyFigure:
+    """With the view that its name says, as it is read back."""
+    return replace(figure, view=read_view(str(figure.view)))
+
+
 def sigma_of(noise: Noise) -> PerNode | None:
     """The setting that decides how large a noise is, where there is one: of a node's own noise beside pair secrets."""
     if isinstance(noise, CombinedNoise):
@@ -290,7 +280,7 @@ def sigma_of(noise: Noise) -> PerNode | None:
     return getattr(noise, "sigma", None)
 
 
-def listed(values: PerNode | None) -> JSON:
+def listed(values: PerNode | None) -> Any:
     """One number for all nodes, or a list of each node's."""
     return list(values) if isinstance(values, tuple) else values
 
@@ -414,12 +404,12 @@ def unlike_settings(
 
     Guarantees follow from settings, the graph and the number of rows of each node, so the same version gives the same.
     """
-    if every_view:
-        wanted = report_wanted(accountant, experiment).document()
-    else:
+    if not every_view:
         alone = experiment.privacy.model_copy(update={"attackers": "none"})
-        wanted = report_wanted(accountant, experiment.model_copy(update={"privacy": alone})).summary()
-    given = parse_json(json.dumps(wanted))
+        experiment = experiment.model_copy(update={"privacy": alone})
+    given = parse_json(json.dumps(report_wanted(accountant, experiment).document()))
+    for key in () if every_view else ("attackers", "views"):
+        del given[key]
     found = [
         f"privacy.json: {place} is {one!r}, but the settings give {other!r}"
         for place, one, other in _leaves_that_differ({key: stated[key] for key in stated if key in given}, given)

@@ -124,10 +124,10 @@ def test_a_secure_sum_tells_epsilon_at_as_many_rounds_as_gossip():
     stages = report(300).over_rounds()
     assert len(stages) == 21
     for one in stages:
-        assert one["mu"] == pytest.approx(math.sqrt(one["round"] / 4) / 20, rel=1e-4)
-    early = report(stages[2]["round"])
-    assert stages[2]["mu"] == pytest.approx(early.headline.mu, rel=1e-9)
-    assert stages[2]["mu"] >= max(found.mu for found in early.accounts) * (1 - 1e-9)
+        assert one.mu == pytest.approx(math.sqrt(one.round / 4) / 20, rel=1e-4)
+    early = report(stages[2].round)
+    assert stages[2].mu == pytest.approx(early.headline.mu, rel=1e-9)
+    assert stages[2].mu >= max(found.mu for found in early.accounts) * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -164,9 +164,9 @@ def test_runs_up_to_a_size_tell_epsilon_over_rounds(monkeypatch):
     assert found.over_rounds() == told
     with monkeypatch.context() as patch:
         patch.setattr("sottovoce.run.privacy_report.LARGEST", 19)
-        assert found.over_rounds() == []
+        assert found.over_rounds() == ()
     monkeypatch.setattr(RunAccountant, "traces_less_than_first_rounds", lambda self: True)
-    assert found.over_rounds() == []
+    assert found.over_rounds() == ()
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_mafalda_finds_noise_with_which_sampling_counts(batch):
     else:
         cyclic = account(trace(began.algorithm, began.topology, rounds=10), participation="5x2").mu
         assert found.epsilon == pytest.approx(epsilon_of(cyclic / 2, DELTA), rel=1e-9)
-    stages = [stage["epsilon"] for stage in found.over_rounds()]
+    stages = [stage.epsilon for stage in found.over_rounds()]
     assert stages == sorted(stages)
     assert compose([found.loss]).epsilon(DELTA) == pytest.approx(found.epsilon, rel=1e-9)
 
@@ -392,7 +392,7 @@ def test_secrets_are_known_to_whoever_was_not_accounted_for(attackers):
     decor = algorithm("decor", sigma=3.0, sigma_pair=9.0)
     found = report_privacy(begun(decor, metropolis("star:5"), rounds=16), attackers=attackers)
     assert found.headline.mu == pytest.approx(4 / 3)
-    assert found.over_rounds()[0]["epsilon"] == pytest.approx(epsilon_of(1 / 3, DELTA))
+    assert found.over_rounds()[0].epsilon == pytest.approx(epsilon_of(1 / 3, DELTA))
 
 
 @pytest.mark.parametrize(("name", "kept"), [("dp-d-sgd", False), ("dp2sgd", True), ("zip-dl", True)])
