@@ -1,7 +1,5 @@
 """`sotto plan`: which algorithm to take, before anything is trained."""
 
-import threading
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,14 +28,14 @@ from sottovoce.cli.options import (
     offering,
 )
 from sottovoce.cli.output import answer, print_line, print_note, verbosity
-from sottovoce.cli.progress import PATIENCE, activity, progress_kept
+from sottovoce.cli.progress import activity, progress_kept
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import sigma_text
 from sottovoce.support.own_code import code_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from sottovoce.planning.question import Question
     from sottovoce.planning.ranking import Entry, Plan
@@ -90,6 +88,7 @@ def plan_(
     from sottovoce.learning.declared_records import parse_records
     from sottovoce.planning.planner import plan
     from sottovoce.planning.question import Question
+    from sottovoce.planning.ranking import noise_text
 
     if serve or port:
         _serve(context, graph, port)
@@ -115,9 +114,21 @@ def plan_(
             view=view, final_models=and_final_models, adjacency=adjacency, participation=participation,
             weights=weights, convex=convex, colluders=colluders,
         )  # fmt: skip
-    rows = _Rows()
-    with progress_kept("algorithms", rows.kept) as advance, rows.shown_early():
-        found = plan(question, advance, rows.add, algorithm)
+    rows: dict[str, str] = {}
+
+    def add(entry: "Entry") -> None:
+        line = f"{entry.label}: sigma {sigma_text(entry.sigma, 4)}, noise in a node {noise_text(entry.error_node)}"
+        rows[entry.algorithm] = "; ".join(filter(None, (rows.get(entry.algorithm), line)))
+        if verbosity.verbose:
+            print_note(f"sotto: {line}")
+
+    def kept(_: int) -> str:
+        again = " ".join(f"--algorithm {name}" for name in rows)
+        found = f"; {again} answers with what was found: {'; '.join(rows.values())}"
+        return f"Nothing is kept{found if rows else ''}."
+
+    with progress_kept("algorithms", kept, lambda _: f"last {list(rows.values())[-1]}" if rows else "") as advance:
+        found = plan(question, advance, add, algorithm)
     if not found.ranked:
         reasons = "; ".join(dict.fromkeys(one.reason for one in found.refused))
         raise Unaccountable(f"no algorithm meets epsilon {question.epsilon:g} against {question.view}: {reasons}")
@@ -144,55 +155,6 @@ def _serve(context: Context, graph: str, port: int) -> None:
 
 def _option(name: str) -> str:
     return "a run file" if name == "file" else f"--{name.removeprefix('as_').replace('_', '-')}"
-
-
-class _Rows:
-    """Rows on a terminal as soon as they are there, once a plan has taken two seconds; with --verbose always.
-
-    Those that were not shown yet are when it is stopped.
-    """
-
-    def __init__(self) -> None:
-        self._waiting, self._names, self._at_once = list[str](), dict[str, None](), verbosity.verbose
-        self._lock = threading.Lock()
-
-    def add(self, entry: "Entry") -> None:
-        """Another one."""
-        from sottovoce.planning.ranking import noise_text
-
-        self._names[entry.algorithm] = None
-        self._waiting.append(
-            f"{entry.label}: sigma {sigma_text(entry.sigma, 4)}, noise in a node {noise_text(entry.error_node)}"
-        )
-        if self._at_once:
-            self._show()
-
-    def _show(self) -> None:
-        """Those that wait, and from here on each when it is there."""
-        self._at_once = True
-        with self._lock:
-            while self._waiting:
-                print_note(f"sotto: {self._waiting.pop(0)}")
-
-    @contextmanager
-    def shown_early(self) -> "Iterator[None]":
-        """Shows those that wait after two seconds, or when it is stopped."""
-        patience = threading.Timer(PATIENCE, self._show)
-        if verbosity.shows_progress:
-            patience.start()
-        try:
-            yield
-        except KeyboardInterrupt:
-            self._show()
-            raise
-        finally:
-            patience.cancel()
-
-    def kept(self, _: int) -> str:
-        """Of a plan that is stopped: rows that were not shown, and how to have those that were found."""
-        found = f" Found: {'; '.join(self._waiting)}." if self._waiting else ""
-        again = " ".join(f"--algorithm {name}" for name in self._names)
-        return f"Nothing is kept{again and f'; {again} answers with what was found'}.{found}"
 
 
 def _question_of_file(file: Path, data: Path | None, epsilon: float | None, context: Context) -> "Question":

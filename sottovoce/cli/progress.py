@@ -145,9 +145,11 @@ def telling_when_stopped(words: Callable[[], str], *, at_once: bool = True) -> I
 
 
 @contextmanager
-def progress_kept(what: str, kept: Callable[[int], str]) -> Iterator[Callable[[int, int], None]]:
+def progress_kept(
+    what: str, kept: Callable[[int], str], note: Callable[[int], str] | None = None
+) -> Iterator[Callable[[int, int], None]]:
     """Counts; on Ctrl-C says how far it was, and what is kept of so many."""
-    with activity(what) as work:
+    with activity(what, note=note) as work:
 
         def words() -> str:
             reached = f"after {work.how_far} {what}" if work.counts else f"before the first of the {what}"

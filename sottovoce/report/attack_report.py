@@ -9,7 +9,15 @@ from sottovoce.attacks.on_sweeps import AttackedRow
 from sottovoce.attacks.registry import MEMBERSHIP_ATTACKS, attack_by_name
 from sottovoce.report.figure_files import write_figures
 from sottovoce.report.figures import Figure, Line, panels
-from sottovoce.report.sweep_report import across, embedded, final_figures_sentence, grid_axis, heading
+from sottovoce.report.sweep_report import (
+    GridAxis,
+    across,
+    embedded,
+    final_figures_sentence,
+    grid_axis,
+    heading,
+    markdown_table,
+)
 from sottovoce.report.wording import deviation_text
 from sottovoce.support.config import About, Document
 from sottovoce.support.files import write_text
@@ -50,18 +58,18 @@ def markdown(name: str, about: About, attacked: Sequence[AttackedRow], figures: 
 
 def table(attacked: Sequence[AttackedRow], attacks: Sequence[str]) -> list[str]:
     """Rows of results with what attacks found."""
-    metric = attacked[0].row.metric
+    metric, figures = attacked[0].row.metric, {"AUC": "auc", "at 1 %": "tpr_at_1_percent"}
     heads = ["run", f"{metric}, average model", f"{metric}, nodes"]
-    heads += [f"{attack}: {figure}" for attack in attacks for figure in ("AUC", "at 1 %")]
-    out = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    heads += [f"{attack}: {figure}" for attack in attacks for figure in figures]
+    rows = []
     for one in attacked:
-        figures = one.row.document()
-        cells = [one.row.label, deviation_text(**figures["average_model"]), deviation_text(**figures["mean_node"])]
+        found = one.row.document()
+        cells = [one.row.label, deviation_text(**found["average_model"]), deviation_text(**found["mean_node"])]
         for attack in attacks:
-            for key in ("auc", "tpr_at_1_percent"):
-                cells.append(_interval(one.found[attack][key]) if attack in one.found else "diverged")
-        out.append("| " + " | ".join(cells) + " |")
-    return out
+            measured = one.found.get(attack)
+            cells += ["diverged" if measured is None else _interval(measured[key]) for key in figures.values()]
+        rows.append(cells)
+    return markdown_table(heads, rows)
 
 
 def _interval(estimate: Document) -> str:
@@ -70,73 +78,53 @@ def _interval(estimate: Document) -> str:
 
 def charts(attacked: Sequence[AttackedRow]) -> list[Figure]:
     """The AUC of the first attack over noise, utility and rounds; over distance where an attack has it by hops."""
-    rows = [one for one in attacked if one.found]
-    if not rows:
+    attacked = [one for one in attacked if one.found]
+    if not attacked:
         return []
-    name = next(iter(rows[0].found))
-    found = [*_over_grid(rows, name), *_over_utility(rows, name), *_over_rounds(rows, name)]
-    for attack in MEMBERSHIP_ATTACKS:
-        found += _over_distance(rows, attack.name) if attack.by_distance else []
+    rows, first = [one.row for one in attacked], next(iter(attacked[0].found))
+    axis, metric = grid_axis(rows), f"test {rows[0].metric} of nodes"
+    middle = [one for one in attacked if axis.in_the_middle(one.row)]
+    found = list[Figure]()
+
+    def draw(stem: str, over: str, series: list[Line], x: str, *, attack: str = first, log_x: bool = False) -> None:
+        title, y = f"Success of the {attack} attack {over}", f"AUC of the {attack} attack"
+        found.extend(panels(f"attack-{stem}", title, series, x=x, y=y, log_x=log_x))
+
+    if axis.key:
+        measured = {one.row.label: _mean_and_half(one.found[first]["auc"]) for one in attacked}
+        series = across(rows, axis, lambda row: measured[row.label])
+        draw(f"over-{axis.name}", f"over {axis.name}", series, axis.name, log_x=axis.is_wide)
+    draw("trade-off", f"against {metric}", _over_utility(attacked, axis, first), metric)
+    series = []
+    for one in middle:
+        points = one.found[first]["by_round"]
+        series.append(Line(axis.line_of(one.row), [at["round"] for at in points], [at["auc"] for at in points]))
+    if all(line.x for line in series):
+        draw("over-rounds", f"over rounds{axis.where}", series, "round")
+    for attack in (attack.name for attack in MEMBERSHIP_ATTACKS if attack.by_distance):
+        series = []
+        for one in (one for one in middle if attack in one.found):
+            hops = one.found[attack]["by_distance"]
+            series.append(_line(axis.line_of(one.row), [at["distance"] for at in hops], [at["auc"] for at in hops]))
+        if any(len(line.x) > 1 for line in series):
+            draw("over-distance", f"over hops from the victim{axis.where}", series, "hops", attack=attack)
     return found
 
 
-def _over_grid(attacked: Sequence[AttackedRow], name: str) -> list[Figure]:
-    axis, found = grid_axis([one.row for one in attacked]), {one.row.label: one.found for one in attacked}
-    if not axis.key:
-        return []
-    rows = [one.row for one in attacked]
-    series = across(rows, axis, lambda row: _mean_and_half(found[row.label][name]["auc"]))
-    title = f"Success of the {name} attack over {axis.name}"
-    return _figures(f"attack-over-{axis.name}", title, series, axis.name, name, log_x=axis.is_wide)
-
-
-def _over_utility(attacked: Sequence[AttackedRow], name: str) -> list[Figure]:
+def _over_utility(attacked: Sequence[AttackedRow], axis: GridAxis, name: str) -> list[Line]:
     """Points that differ in the axis of the grid alone are joined, in its order."""
-    metric, series, axis = attacked[0].row.metric, [], grid_axis([one.row for one in attacked])
+    series = []
     for line in dict.fromkeys(axis.line_of(one.row) for one in attacked):
         own = [one for one in attacked if axis.line_of(one.row) == line]
         own.sort(key=lambda one: axis.at(one.row) or 0.0)
-        x = [float(one.row.document()["mean_node"]["mean"]) for one in own]
-        figures = [_mean_and_half(one.found[name]["auc"]) for one in own]
-        series.append(Line(line, x, [value for value, _ in figures], [half for _, half in figures]))
-    title = f"Success of the {name} attack against test {metric} of nodes"
-    return _figures("attack-trade-off", title, series, f"test {metric} of nodes", name)
+        utility = [float(one.row.document()["mean_node"]["mean"]) for one in own]
+        series.append(_line(line, utility, [one.found[name]["auc"] for one in own]))
+    return series
 
 
-def _over_rounds(attacked: Sequence[AttackedRow], name: str) -> list[Figure]:
-    axis = grid_axis([one.row for one in attacked])
-    series = []
-    for one in attacked:
-        if axis.in_the_middle(one.row):
-            points = one.found[name]["by_round"]
-            series.append(Line(axis.line_of(one.row), [at["round"] for at in points], [at["auc"] for at in points]))
-    if not all(line.x for line in series):
-        return []
-    title = f"Success of the {name} attack over rounds{axis.where}"
-    return _figures("attack-over-rounds", title, series, "round", name)
-
-
-def _over_distance(attacked: Sequence[AttackedRow], name: str) -> list[Figure]:
-    axis = grid_axis([one.row for one in attacked])
-    series = []
-    for one in attacked:
-        if axis.in_the_middle(one.row) and name in one.found:
-            points = one.found[name]["by_distance"]
-            figures = [_mean_and_half(at["auc"]) for at in points]
-            hops, auc, half = (
-                [at["distance"] for at in points],
-                [one for one, _ in figures],
-                [one for _, one in figures],
-            )
-            series.append(Line(axis.line_of(one.row), hops, auc, half))
-    if not any(len(line.x) > 1 for line in series):
-        return []
-    title = f"Success of the {name} attack over hops from the victim{axis.where}"
-    return _figures("attack-over-distance", title, series, "hops", name)
-
-
-def _figures(stem: str, title: str, series: list[Line], x: str, attack: str, *, log_x: bool = False) -> list[Figure]:
-    return panels(stem, title, series, x=x, y=f"AUC of the {attack} attack", log_x=log_x)
+def _line(name: str, x: list[float], estimates: Sequence[Document]) -> Line:
+    mean, half = zip(*map(_mean_and_half, estimates), strict=True) if estimates else ((), ())
+    return Line(name, x, mean, half)
 
 
 def _mean_and_half(estimate: Document) -> tuple[float, float]:

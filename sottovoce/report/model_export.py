@@ -26,6 +26,7 @@ from sottovoce.learning.exported_model import (
     read_description,
     write_exported_model,
 )
+from sottovoce.report.sweep_report import markdown_table
 from sottovoce.report.wording import headline_sentence, not_covered
 from sottovoce.run.finished_run import FinalModel, FinishedRun, open_final_model
 from sottovoce.run.layout import EXPORT
@@ -187,13 +188,13 @@ def _model(found: FinalModel) -> list[str]:
 
 
 def _columns(columns: Document) -> str:
-    rows = ["| column | values |", "|---|---|"]
+    rows = []
     for one in columns["columns"]:
         if one["name"] != columns["target"]:
             limits = one.get("range")
             values = f"numbers from {limits[0]:g} to {limits[1]:g}" if limits else ", ".join(one["categories"])
-            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in (one["name"], values)) + " |")
-    return "\n".join(rows)
+            rows.append([cell.replace("|", "\\|") for cell in (one["name"], values)])
+    return "\n".join(markdown_table(["column", "values"], rows))
 
 
 def _data(found: FinalModel) -> list[str]:

@@ -72,13 +72,13 @@ def baseline_table(rows: Sequence[SweepRow]) -> list[str]:
         if found:
             picked = [(one["without_noise"]["average"], one["without_noise"]["mean"], *map(one["alone"].get, ENDS))
                       for one in found]  # fmt: skip
-            lines.append("| " + " | ".join([row.label, *(f"{value:.4f}" for value in np.mean(picked, axis=0))]) + " |")
+            lines.append([row.label, *(f"{value:.4f}" for value in np.mean(picked, axis=0))])
     if not lines:
         return []
     return [
         "What noise costs and joining buys: the same training without noise, and by each node alone, after the last "
         "round, in the mean over seeds. It is computed from the rows, and no epsilon covers it.",
-        "", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), *lines, "",
+        "", *markdown_table(heads, lines), "",
     ]  # fmt: skip
 
 
@@ -128,14 +128,20 @@ def table(rows: Sequence[SweepRow]) -> list[str]:
     """The rows as a Markdown table, with what was tuned."""
     tuned = [key for key, _ in next((row.tuned for row in rows if row.tuned), ())]
     heads = [*HEADINGS, *(last_word(key) for key in tuned)]
-    out = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    cells = []
     for row in rows:
         found = row.document()
         figures = [deviation_text(**found[key]) for key in ("average_model", "mean_node", "worst_node", "loss")]
         chosen = dict(row.tuned)
-        cells = [row.label, str(len(row.runs)), *figures, epsilon_text(row.epsilon), f"{found['megabytes']:,.1f}"]
-        out.append("| " + " | ".join([*cells, *(str(chosen.get(key, "")) for key in tuned)]) + " |")
-    return out
+        own = [row.label, str(len(row.runs)), *figures, epsilon_text(row.epsilon), f"{found['megabytes']:,.1f}"]
+        cells.append([*own, *(str(chosen.get(key, "")) for key in tuned)])
+    return markdown_table(heads, cells)
+
+
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown."""
+    first, *others = (f"| {' | '.join(row)} |" for row in (heads, *rows))
+    return [first, "|" + "---|" * len(heads), *others]
 
 
 def charts(rows: Sequence[SweepRow]) -> list[Figure]:

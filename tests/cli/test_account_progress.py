@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 
-from sottovoce.cli import output, plan
+from sottovoce.cli import progress
 from sottovoce.cli.progress import Activity
 from sottovoce.planning import candidates, planner
 from sottovoce.privacy import absorption_policy, covering_views, kind_bounds
@@ -235,8 +235,8 @@ def test_a_stopped_plan_shows_its_rows_and_a_stopped_search_how_far_it_was(sotto
     monkeypatch.setattr(planner, "_best", first_only)
     code, _, err = sotto("plan --graph ring:4 --records 10 --rounds 3 --epsilon 4")
     assert code == 130
-    assert "sotto: dp-d-sgd: sigma" in err
     assert f"stopped after 1 of {len(candidates.candidates())} algorithms. Nothing is kept; --algorithm dp-d-sgd" in err
+    assert "answers with what was found: dp-d-sgd: sigma" in err
     monkeypatch.setattr("sottovoce.matrix_factorization.factorization.factorize", stopped_at(0.0234))
     assert "stopped at a gap of 2.3e-02. Nothing is kept; --gap 2.5e-02 ends there." in sotto("noise --graph ring:4")[2]
     monkeypatch.setattr("sottovoce.matrix_factorization.sampled_noise.sampled_noise", stopped_at(2, 8))
@@ -244,28 +244,18 @@ def test_a_stopped_plan_shows_its_rows_and_a_stopped_search_how_far_it_was(sotto
     assert "stopped after 2 of 8 numbers of parts. What was found is stored; the same command" in err
 
 
-def test_rows_of_a_plan_are_shown_as_soon_as_they_are_there(sotto, monkeypatch):
-    """Also those that were found in its first seconds, while the next algorithm takes long."""
-    best, shown = planner._best, threading.Event()
-    seen = []
+def test_rows_of_a_plan_are_told_as_soon_as_they_are_there(sotto, monkeypatch):
+    best, told = planner._best, []
 
-    def print_note(line):
-        seen.append(line)
-        shown.set()
-
-    def slow_second(question, one):
-        if one.name == "dp2sgd":
-            assert shown.wait(60)
-            assert [line.split(":")[1] for line in seen] == [" dp-d-sgd"]
+    def best_after(question, one):
+        told.append(progress._activities[-1].line())
         return best(question, one)
 
-    monkeypatch.setattr(plan, "PATIENCE", 0.01)
-    monkeypatch.setattr(plan, "print_note", print_note)
-    monkeypatch.setattr(planner, "_best", slow_second)
-    monkeypatch.setattr(output.Verbosity, "shows_progress", True)
-    code, out, _ = sotto(PLAN, "--algorithm", "dp-d-sgd", "--algorithm", "dp2sgd")
+    monkeypatch.setattr(planner, "_best", best_after)
+    code, out, err = sotto(f"--verbose {PLAN}", "--algorithm", "dp-d-sgd", "--algorithm", "dp2sgd")
     assert (code, "Recommended" in out) == (0, True)
-    assert [line.split(":")[1] for line in seen] == [" dp-d-sgd", " dp2sgd"]
+    assert [name in err for name in ("sotto: dp-d-sgd: sigma", "sotto: dp2sgd: sigma")] == [True, True]
+    assert ["last dp-d-sgd: sigma" in line for line in told] == [False, True]
 
 
 PLAN = "plan --graph regular:20,d=4,seed=0 --records 10 --rounds 6 --epsilon 4"
