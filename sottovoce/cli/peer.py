@@ -360,7 +360,7 @@ def _checks_table(checks: "Checks") -> Table:
     table = [["neighbour", "reachable", "certificate", "agreement", "version", "clock", "round trip", "what is wrong"]]
     for one in checks.neighbours:
         table.append([
-            one.name, "yes" if one.tls.reachable else "no", _verdict(one.tls.right_certificate, "right", "another one"),
+            one.name, "yes" if one.reachable else "no", _verdict(one.right_certificate, "right", "another one"),
             _verdict(one.same_agreement, "same", "another one"), _verdict(one.same_version, "same", str(one.version)),
             "?" if one.clock_difference is None else f"{one.clock_difference:+.1f} s",
             "?" if one.round_trip is None else f"{1000 * one.round_trip:.0f} ms", one.problem or "nothing",
@@ -375,7 +375,7 @@ def _verdict(value: bool | None, fine: str, wrong: str) -> str:
 def _checks_document(agreement: "Agreement", checks: "Checks") -> "dict[str, JSON]":
     neighbours: list[JSON] = [
         {
-            "name": one.name, "reachable": one.tls.reachable, "right_certificate": one.tls.right_certificate,
+            "name": one.name, "reachable": one.reachable, "right_certificate": one.right_certificate,
             "same_agreement": one.same_agreement, "version": one.version, "clock_difference": one.clock_difference,
             "round_trip": one.round_trip, "problem": one.problem, "differing": list(one.differing),
         }

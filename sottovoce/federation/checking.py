@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -56,34 +56,48 @@ DIRECT = LinkSettings()
 
 
 @dataclass(frozen=True)
-class TlsProbe:
-    """What a TLS handshake with a neighbour showed; `problem` is one sentence, or None where all is well.
+class NeighbourCheck:
+    """One neighbour. `problem` is what is wrong, in one sentence, or None; what is not known is None too.
 
     `reachable` is whether its address answers, `right_certificate` whether it shows the certificate of the agreement,
-    `version` the version of TLS, `accepted` whether it takes this member's certificate. None is not known.
+    `tls` the version of TLS, `accepted` whether it takes this member's certificate. `version` is its version of the
+    package, `clock_difference` how many seconds its clock is ahead of this one, `round_trip` how many a question takes,
+    `differing` the keys in which its agreement differs.
     """
 
+    name: str
     reachable: bool
     right_certificate: bool | None = None
-    version: str | None = None
+    tls: str | None = None
     accepted: bool | None = None
+    same_agreement: bool | None = None
+    version: str | None = None
+    clock_difference: float | None = None
+    round_trip: float | None = None
     problem: str | None = None
+    differing: tuple[str, ...] = ()
+
+    @property
+    def same_version(self) -> bool | None:
+        """Whether it runs the same version of the package."""
+        return None if self.version is None else self.version == __version__
 
 
-def probe_tls(identity: Identity, neighbour: Member, timeout: float) -> TlsProbe:
+def probe_tls(identity: Identity, neighbour: Member, timeout: float) -> NeighbourCheck:
     """Shake hands with a neighbour that listens, and hang up."""
-    address = str(neighbour.address)
+    address, found = str(neighbour.address), NeighbourCheck(neighbour.name, False)
     try:
         connection = socket.create_connection(split_address(address), timeout)
     except OSError as error:
-        return TlsProbe(False, problem=f"{address} cannot be reached: {error.strerror or error}.")
+        return replace(found, problem=f"{address} cannot be reached: {error.strerror or error}.")
+    found = replace(found, reachable=True)
     with connection:
         try:
             secured = _context(identity).wrap_socket(connection)
         except (OSError, ValueError) as error:
-            return TlsProbe(True, problem=f"{address} answers, but not with TLS: {_reason(error)}.")
+            return replace(found, problem=f"{address} answers, but not with TLS: {_reason(error)}.")
         with secured:
-            return _look(secured, identity.member, neighbour)
+            return _look(found, secured, identity.member, neighbour)
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -96,15 +110,14 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _look(secured: ssl.SSLSocket, own: Member, neighbour: Member) -> TlsProbe:
+def _look(found: NeighbourCheck, secured: ssl.SSLSocket, own: Member, neighbour: Member) -> NeighbourCheck:
     """What a connection shows, up to the first byte that the neighbour sends."""
-    version = secured.version()
-    if secured.getpeercert(binary_form=True) != neighbour.certificate_bytes:
-        return TlsProbe(
-            True, False, version, problem=f"{neighbour.address} shows another certificate than the agreement."
-        )
-    if version != VERSION:
-        return TlsProbe(True, True, version, problem=f"{neighbour.address} speaks {version}; members speak {VERSION}.")
+    is_right = secured.getpeercert(binary_form=True) == neighbour.certificate_bytes
+    found = replace(found, right_certificate=is_right, tls=secured.version())
+    if not is_right:
+        return replace(found, problem=f"{neighbour.address} shows another certificate than the agreement.")
+    if found.tls != VERSION:
+        return replace(found, problem=f"{neighbour.address} speaks {found.tls}; members speak {VERSION}.")
     try:
         accepted = bool(secured.recv(1))  # in TLS 1.3 a client learns only here whether its certificate was taken
     except OSError:
@@ -114,7 +127,7 @@ def _look(secured: ssl.SSLSocket, own: Member, neighbour: Member) -> TlsProbe:
         problem = f"T{problem[1:]}: {TIME_REMEDY}."
     elif not accepted:
         problem = f"{neighbour.name} does not accept this member's certificate; compare the agreements, and the clocks."
-    return TlsProbe(True, True, version, accepted, problem)
+    return replace(found, accepted=accepted, problem=problem)
 
 
 def _context(identity: Identity) -> ssl.SSLContext:
@@ -136,29 +149,6 @@ def _reason(error: Exception) -> str:
     return error.reason.replace("_", " ").lower() if isinstance(error, ssl.SSLError) and error.reason else str(error)
 
 
-@dataclass(frozen=True)
-class NeighbourCheck:
-    """One neighbour. `problem` is what is wrong, in one sentence, or None; what is not known is None too.
-
-    `clock_difference` is how many seconds its clock is ahead of this one, `round_trip` how many a question takes,
-    `differing` the keys in which its agreement differs.
-    """
-
-    name: str
-    tls: TlsProbe
-    same_agreement: bool | None = None
-    version: str | None = None
-    clock_difference: float | None = None
-    round_trip: float | None = None
-    problem: str | None = None
-    differing: tuple[str, ...] = ()
-
-    @property
-    def same_version(self) -> bool | None:
-        """Whether it runs the same version of the package."""
-        return None if self.version is None else self.version == __version__
-
-
 def check_neighbour(
     identity: Identity,
     rules: LinkRules,
@@ -171,48 +161,50 @@ def check_neighbour(
 
     Through a proxy there is no look by TLS alone.
     """
-    tls = TlsProbe(True) if settings.through_proxy else probe_tls(identity, neighbour, timeout)
-    if tls.problem is not None:
-        return NeighbourCheck(neighbour.name, tls, problem=tls.problem)
+    found = NeighbourCheck(neighbour.name, True)
+    if not settings.through_proxy:
+        found = probe_tls(identity, neighbour, timeout)
+    if found.problem is not None:
+        return found
     options = [name_option(neighbour), *settings.dialler_options()]
     with grpc.secure_channel(neighbour.address, dialler_credentials(identity, neighbour), options) as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout)
-            found = _ask(channel, rules, neighbour, tls, timeout)
-            return _compared(channel, found, key_hashes or {}, timeout) if found.same_agreement is False else found
+            found = _ask(channel, rules, found, timeout)
         except (grpc.RpcError, grpc.FutureTimeoutError, StopIteration):
-            problem = f"{neighbour.name} takes connections, but does not answer."
-            return NeighbourCheck(neighbour.name, tls, problem=problem)
+            return replace(found, problem=f"{neighbour.name} takes connections, but does not answer.")
+        if found.same_agreement is not False:
+            return found
+        with suppress(grpc.RpcError, StopIteration, Refused):
+            asked = iter((encode_hashes(key_hashes or {}),))
+            told = next(channel.stream_stream(method_path(COMPARE))(asked, timeout=timeout))
+            keys = differing_keys(key_hashes or {}, told)
+            return replace(found, differing=keys, problem=other_agreement(found.name, keys))
+    return found
 
 
-def _ask(channel: grpc.Channel, rules: LinkRules, neighbour: Member, tls: TlsProbe, timeout: float) -> NeighbourCheck:
+def _ask(channel: grpc.Channel, rules: LinkRules, found: NeighbourCheck, timeout: float) -> NeighbourCheck:
     asked, began = time.time(), time.perf_counter()
     own = Frame(rules.agreement, FIRST, rules.member, Kind.HELLO, Hello(None).encode())
     answers = channel.stream_stream(method_path(CHECK))(iter((own.encode(),)), timeout=timeout)
     greeting = next(answers)
     round_trip = time.perf_counter() - began
+    found = replace(found, round_trip=round_trip)
     told = next(answers)
     try:
         version = version_in(greeting, rules)
         (clock,) = CLOCK.unpack(told)
     except Refused as refusal:
-        agreement = False if refusal.reason is Reason.AGREEMENT else None
-        return NeighbourCheck(
-            neighbour.name, tls, agreement, round_trip=round_trip, problem=_sentence(neighbour, refusal)
-        )
+        if refusal.reason is Reason.AGREEMENT:
+            return replace(found, same_agreement=False, problem=other_agreement(found.name))
+        problem = f"{found.name} answers in a way that this version does not understand; compare versions."
+        if refusal.reason is Reason.VERSION:
+            problem = f"{found.name} speaks another version of the protocol than {PROTOCOL}, that of this member."
+        return replace(found, problem=problem)
     except struct.error:
-        return NeighbourCheck(neighbour.name, tls, problem=f"{neighbour.name} does not tell the time.")
+        return replace(found, problem=f"{found.name} does not tell the time.")
     ahead = clock - asked - round_trip / 2
-    problem = None if version == __version__ else other_version(neighbour, version)
-    return NeighbourCheck(neighbour.name, tls, True, version, ahead, round_trip, problem)
-
-
-def _sentence(neighbour: Member, refusal: Refused) -> str:
-    if refusal.reason is Reason.AGREEMENT:
-        return other_agreement(neighbour.name)
-    if refusal.reason is Reason.VERSION:
-        return f"{neighbour.name} speaks another version of the protocol than {PROTOCOL}, that of this member."
-    return f"{neighbour.name} answers in a way that this version does not understand; compare versions."
+    return _of_version(replace(found, same_agreement=True, clock_difference=ahead), version)
 
 
 def other_agreement(name: str, keys: Sequence[str] = ()) -> str:
@@ -221,19 +213,10 @@ def other_agreement(name: str, keys: Sequence[str] = ()) -> str:
     return f"{name} has another agreement{differs}"
 
 
-def _compared(channel: grpc.Channel, found: NeighbourCheck, own: KeyHashes, timeout: float) -> NeighbourCheck:
-    """The same, with the keys in which a neighbour's agreement differs, as far as it tells."""
-    try:
-        told = next(channel.stream_stream(method_path(COMPARE))(iter((encode_hashes(own),)), timeout=timeout))
-        keys = differing_keys(own, told)
-    except (grpc.RpcError, StopIteration, Refused):
-        return found
-    return replace(found, differing=keys, problem=other_agreement(found.name, keys))
-
-
-def other_version(neighbour: Member, version: str) -> str:
-    """What is said of a neighbour with another version of the package."""
-    return f"{neighbour.name} has version {version}, and this member {__version__}; install the same."
+def _of_version(found: NeighbourCheck, version: str) -> NeighbourCheck:
+    """The same of a neighbour with this version of the package."""
+    other = f"{found.name} has version {version}, and this member {__version__}; install the same."
+    return replace(found, version=version, problem=None if version == __version__ else other)
 
 
 PAUSE = 0.5
@@ -360,23 +343,19 @@ class _Check:
             keys = self.differing.get(number, ())
         if not known:
             absent = f"{neighbour.name} does not listen, and no check arrived from it; type sotto peer check there too."
-            return NeighbourCheck(neighbour.name, TlsProbe(False), problem=absent)
-        tls = TlsProbe(True, True, accepted=True)
+            return NeighbourCheck(neighbour.name, False, problem=absent)
+        found = NeighbourCheck(neighbour.name, True, True, accepted=True, same_agreement=version is not None)
         if version is None:
-            problem = other_agreement(neighbour.name, keys)
-            return NeighbourCheck(neighbour.name, tls, False, problem=problem, differing=keys)
-        wrong = None if version == __version__ else other_version(neighbour, version)
-        return NeighbourCheck(neighbour.name, tls, True, version, problem=wrong)
+            return replace(found, problem=other_agreement(neighbour.name, keys), differing=keys)
+        return _of_version(found, version)
 
     def _report(self, event: LinkEvent) -> None:
-        if isinstance(event, Checked):
-            with self.changed:
+        with self.changed:
+            if isinstance(event, Checked):
                 self.asked[event.neighbour] = event.version
-                self.changed.notify_all()
-        if isinstance(event, Disagreed):
-            with self.changed:
+            if isinstance(event, Disagreed):
                 self.differing[event.neighbour] = event.keys
-                self.changed.notify_all()
+            self.changed.notify_all()
 
     def _wait(self, reached: Callable[[], bool], seconds: float) -> None:
         with self.changed:

@@ -151,7 +151,7 @@ def test_a_check_says_how_things_are_with_a_neighbour(tmp_path):
     with made.pair() as (first, second):
         found = check_neighbour(made.identities[1], second.rules, made.known[0])
         assert (found.problem, found.same_agreement, found.same_version) == (None, True, True)
-        assert (found.tls.right_certificate, found.tls.version, found.tls.accepted) == (True, "TLSv1.3", True)
+        assert (found.right_certificate, found.tls, found.accepted) == (True, "TLSv1.3", True)
         assert abs(found.clock_difference) < PATIENCE
         assert 0 < found.round_trip < PATIENCE
         assert play(first, second, range(2)) == 2, "a check disturbs no connection"

@@ -242,10 +242,10 @@ def test_a_probe_names_what_is_wrong(made):
         assert "does not accept this member's certificate" in found.problem
         wrong = made.known[0].model_copy(update={"certificate": made.known[2].certificate})
         found = check_neighbour(made.identities[1], second.rules, wrong)
-        assert (found.tls.right_certificate, found.same_agreement) == (False, None)
+        assert (found.right_certificate, found.same_agreement) == (False, None)
         assert found.problem.endswith("shows another certificate than the agreement.")
         found = check_neighbour(made.identities[1], replace(second.rules, agreement=bytes(32)), made.known[0])
-        assert (found.tls.accepted, found.same_agreement) == (True, False)
+        assert (found.accepted, found.same_agreement) == (True, False)
         assert found.problem.endswith("has another agreement; compare the two files.")
     silent = socket.create_server(("127.0.0.1", 0))
     made.found_at(0, silent.getsockname()[1])
