@@ -18,14 +18,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from io import BytesIO
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.core import arrays
 from sottovoce.core.algorithm import State
 from sottovoce.core.arrays import Reals, Rows, convert, to_numpy
 from sottovoce.core.correlation import Correlation
@@ -38,7 +38,7 @@ from sottovoce.core.noise_sources import Sources
 from sottovoce.core.random_streams import RandomSource, StreamName
 from sottovoce.core.transport import Nodes
 from sottovoce.distributed.shard_transport import ShardedFeed
-from sottovoce.distributed.sharded_rows import ShardedRows, as_sharded, as_tensor
+from sottovoce.distributed.sharded_rows import NOWHERE, ShardedRows, as_sharded, as_tensor
 from sottovoce.federation.frames import MemberNumber
 from sottovoce.federation.link_rules import LinkRules
 from sottovoce.ledger.payloads import Place, Receipt, hashed
@@ -78,7 +78,7 @@ class Journal:
         self._steps, self._names, self._spend, self._masks = steps, tuple(names), spend, masks
         self._numbers = {name: number for number, name in enumerate(names)}
         self._noted: dict[str, Reals] = {}
-        self._to_keep: KeptNoise | None = None
+        self._to_keep: StoredNoise | None = None
         self.state = b""
 
     # --- what a step is made of ------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class Journal:
 
     def keep_noise(self, kept: KeptNoise) -> None:
         """Keep it until the payloads of the step are there."""
-        self._to_keep = kept
+        self._to_keep = StoredNoise(kept.since, {round: encode_arrays(of) for round, of in kept.by_round.items()})
 
     def coins(self, name: StreamName, key: bytes) -> bytes:
         """The key of a batch's coins: the recorded one, or this one, which is on the disk when the call returns."""
@@ -106,9 +106,8 @@ class Journal:
         if place.step == 0 and place.round % KEPT_ROUNDS == 0 and place.round > KEPT_ROUNDS:
             self._steps.forget(Place(place.round - KEPT_ROUNDS, 0))
         model = self.state if place.step == 0 else None
-        noise = None if self._to_keep is None else _stored(self._to_keep)
         self._steps.record_step(
-            place, outgoing, released=encode_arrays(self._noted), model=model, noise=noise, masks=self._masks
+            place, outgoing, released=encode_arrays(self._noted), model=model, noise=self._to_keep, masks=self._masks
         )
         self._noted, self._to_keep = {}, None
 
@@ -156,10 +155,7 @@ class Journal:
 
     def pending(self) -> dict[Place, dict[MemberNumber, bytes]]:
         """Payloads that neighbours may still be waiting for."""
-        found: dict[Place, dict[MemberNumber, bytes]] = {}
-        for message in self._steps.pending():
-            found.setdefault(message.place, {})[self._numbers[message.receiver]] = message.payload
-        return found
+        return {place: self._by_number(payloads) for place, payloads in self._steps.pending().items()}
 
     def seen(self, rules: LinkRules) -> dict[MemberNumber, Receipt]:
         """What was received last from each neighbour."""
@@ -181,91 +177,54 @@ class Journal:
         return {self._numbers[name]: payload for name, payload in payloads.items()}
 
 
-def _stored(kept: KeptNoise) -> StoredNoise:
-    return StoredNoise(kept.since, {round: encode_arrays(dict(named)) for round, named in kept.by_round.items()})
-
-
-Numbers: TypeAlias = list[float]
-"""The leaves of a state that are no arrays, in their order."""
-
-
-OF_OTHERS = " of others"
-"""How the name of an array ends that has rows of other members."""
-
-
-def encode_arrays(named: dict[str, Reals]) -> bytes:
-    """Arrays by name as bytes: the length of a header, the header, and the numbers one array after the other.
-
-    They are copied once; an archive of numpy copies and adds them up three times, which a ledger feels.
-    """
-    whole = {name: np.ascontiguousarray(values) for name, values in named.items()}
-    header = json.dumps({name: [values.dtype.str, values.shape] for name, values in whole.items()}).encode()
-    numbers = (values.reshape(-1).view(np.uint8).data for values in whole.values() if values.size)
-    return b"".join((len(header).to_bytes(8, "big"), header, *numbers))
+def encode_arrays(named: Mapping[str, Reals]) -> bytes:
+    """Arrays by name as bytes."""
+    file = BytesIO()
+    np.savez(file, **named)  # type: ignore[arg-type]
+    return file.getvalue()
 
 
 def decode_arrays(stored: bytes) -> dict[str, Reals]:
     """What `encode_arrays` made; nothing is ever unpickled."""
-    start = 8 + int.from_bytes(stored[:8], "big")
-    named: dict[str, Reals] = {}
-    for name, (kind, shape) in parse_json(stored[8:start].decode()).items():
-        count = math.prod(shape)
-        named[name] = np.frombuffer(stored, np.dtype(kind), count, start).reshape(shape).copy()
-        start += named[name].nbytes
-    assert start == len(stored), "arrays of another form"
-    return named
+    with np.load(BytesIO(stored), allow_pickle=False) as found:
+        return dict(found)
 
 
 def encode_state(state: State) -> bytes:
     """All that the loop needs to go on."""
-    named: dict[str, Reals] = {}
-    numbers: Numbers = []
-    _collect(state, named, numbers)
-    return encode_arrays({"numbers": np.array(numbers), **named})
+    return encode_arrays({str(number): leaf for number, leaf in enumerate(_leaves(state))})
 
 
 def decode_state(stored: bytes, like: State) -> State:
     """The state that was encoded, nested as `like`, the state of the same loop before its first round."""
-    named = decode_arrays(stored)
-    numbers: Numbers = named.pop("numbers").tolist()
-    state = _restored(like, named, numbers)
-    assert not named, "a state of another loop"
-    assert not numbers, "a state of another loop"
+    leaves = list(decode_arrays(stored).values())
+    state = _restored(like, leaves)
+    assert not leaves, "a state of another loop"
     return state
 
 
-def _collect(value: State, named: dict[str, Reals], numbers: Numbers) -> None:
-    if value is None or isinstance(value, bool | int | float):
-        numbers.append(np.nan if value is None else float(value))
-    elif isinstance(value, tuple):
-        for part in value:
-            _collect(part, named, numbers)
-    elif isinstance(value, ShardedRows):
-        named[f"{len(named)}{OF_OTHERS if len(value.away) else ''}"] = arrays.to_numpy(value.rows)
+def _leaves(state: State) -> Iterator[Reals]:
+    if isinstance(state, tuple):
+        for part in state:
+            yield from _leaves(part)
+    elif state is None or isinstance(state, bool | int | float):
+        yield np.array(math.nan if state is None else float(state))
     else:
-        named[f"{len(named)}"] = arrays.to_numpy(value)
+        yield to_numpy(state.rows if isinstance(state, ShardedRows) else state)
 
 
-def _restored(like: State, named: dict[str, Reals], numbers: Numbers) -> State:
-    if like is None or isinstance(like, bool | int | float):
-        found = numbers.pop(0)
-        return None if like is None else type(like)(found)
+def _restored(like: State, leaves: list[Reals]) -> State:
     if isinstance(like, tuple):
-        parts = [_restored(part, named, numbers) for part in like]
+        parts = [_restored(part, leaves) for part in like]
         return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
-    if isinstance(like, ShardedRows):
-        if next(iter(named)).endswith(OF_OTHERS):
-            return ShardedRows(like.shard, as_tensor(_next(named, like.rows)), like.away)
-        return ShardedRows(
-            like.shard, as_tensor(_next(named, like.own))
-        )  # models have no others' after the first round
-    return _next(named, like)
-
-
-def _next(named: dict[str, Reals], like: arrays.Rows) -> arrays.Rows:
-    values = named.pop(next(iter(named)))
-    assert values.shape == tuple(like.shape), "a state of another loop"
-    return arrays.convert(values, like)
+    found = leaves.pop(0)
+    if like is None or isinstance(like, bool | int | float):
+        return None if like is None else type(like)(found)
+    if isinstance(like, ShardedRows):  # models have no rows of others after the first round
+        away = like.away if found.shape == tuple(like.rows.shape) else NOWHERE
+        return ShardedRows(like.shard, as_tensor(convert(found, like.rows)), away)
+    assert found.shape == tuple(like.shape), "a state of another loop"
+    return convert(found, like)
 
 
 GRADIENT, RELEASED, ROW = "gradient", "released", "row"

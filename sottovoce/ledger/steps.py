@@ -39,14 +39,6 @@ KEY_BYTES = 32
 """Of the key in front of bytes that never leave the member."""
 
 
-class PendingMessage(NamedTuple):
-    """Bytes that a receiver may still ask for."""
-
-    place: Place
-    receiver: str
-    payload: bytes
-
-
 class StoredNoise(NamedTuple):
     """What noise that is correlated over rounds goes on from, by round. Nothing before round `since` is needed."""
 
@@ -215,13 +207,9 @@ class Steps:
         query = "SELECT COUNT(*) FROM entries WHERE kind = ? AND key >= ? AND key < ?"
         return int(self.database.rows(query, self._span(STEP))[0][0])
 
-    def pending(self) -> list[PendingMessage]:
+    def pending(self) -> dict[Place, dict[str, bytes]]:
         """All bytes that were not forgotten, in their order: what a restart sends."""
-        return [
-            PendingMessage(place, name, payload)
-            for place in self._places_of(MESSAGE)
-            for name, payload in sorted(self._outgoing(place, self._sent(place)).items())
-        ]
+        return {place: self._outgoing(place, self._sent(place)) for place in self._places_of(MESSAGE)}
 
     def forget(self, before: Place) -> None:
         """Delete the bytes of earlier places; their hashes stay, and they are never computed again."""

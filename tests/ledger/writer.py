@@ -74,8 +74,9 @@ class _Moments:
 
 def _play(steps: Steps, spending: Spending, seen: int) -> None:
     spending.reserve(planned())
-    for place, receiver, payload in steps.pending():
-        _send(seen, place, receiver, payload)
+    for place, payloads in steps.pending().items():
+        for receiver, payload in payloads.items():
+            _send(seen, place, receiver, payload)
     newest = steps.newest() or Place(0, 1)
     for place in (Place(round, step) for round in range(1, ROUNDS + 1) for step in (0, 1)):
         if place > newest:
