@@ -124,7 +124,7 @@ def test_a_hub_is_refused_by_what_is_left_of_its_view_when_known_messages_are_ta
 
 @pytest.mark.parametrize(
     ("kind", "speed"),
-    [("convex-training", "account_cost.WEIGHTS"), ("fixed-streams", "exact.routes.MULTIPLICATIONS")],
+    [("convex-training", "absorption_policy.WEIGHTS"), ("fixed-streams", "exact.routes.MULTIPLICATIONS")],
 )
 def test_a_kind_that_is_too_large_is_refused_with_what_to_type_instead(kind, speed, sotto, monkeypatch):
     monkeypatch.setattr(f"sottovoce.privacy.{speed}", 1e-3)

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
-from scipy import fft, linalg
+from scipy import linalg
 from scipy.linalg import lapack
 
 from sottovoce.privacy.exact.whitening import EPS, Array, Groups, backwards, responses
@@ -134,6 +134,8 @@ def _leading(E_RR: Array) -> tuple[Array, Array]:
 
 def _losses(observation: Observation, last_PR: Array, Y_RK: Array, scale: float) -> Groups:
     """`scale (C A)^T (I + Y Y^T) (C A)` of some victims after others."""
+    from scipy import fft  # small accounts are quicker than loading it
+
     V, T, P = len(observation.victims), len(observation.steps), len(last_PR)
     length = fft.next_fast_len(2 * T - 1, real=True)
     Y_FPK = fft.rfft(Y_RK.reshape(T, P, -1), length, axis=0)
@@ -155,6 +157,8 @@ def _products(white_TVP: Array, Y_FPK: Array, length: int) -> Array:
 
     `(C A)^T C A` sums their products along diagonals; `Y^T C A` correlates Y with them.
     """
+    from scipy import fft
+
     T = len(white_TVP)
     M_VTT = white_TVP.transpose(1, 0, 2) @ white_TVP.transpose(1, 2, 0)
     for s in range(T - 2, -1, -1):
