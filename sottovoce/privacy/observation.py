@@ -72,21 +72,17 @@ class Observation:
         """A (rows, gradient rounds, victims) and B, unrolled; for small systems."""
         rounds = [t for t, step in enumerate(self.steps) if step.takes_gradients]
         V = len(self.victims)
-        G_total, Z_total = V * len(rounds), sum(len(step.noise_columns) for step in self.steps)
-        state = np.zeros((self.steps[0].observed.state.shape[1], G_total + Z_total))
-        rows, g, z = [], 0, G_total
+        g, z = 0, V * len(rounds)
+        units = np.eye(z + self.sources)
+        state, rows = np.zeros((self.steps[0].observed.state.shape[1], len(units))), []
         for step in self.steps:
-            inputs_g = np.zeros((step.observed.gradient.shape[1], G_total + Z_total))
-            inputs_g[:, g : g + len(inputs_g)] = np.eye(len(inputs_g))
-            inputs_z = np.zeros((step.observed.noise.shape[1], G_total + Z_total))
-            inputs_z[:, z : z + len(inputs_z)] = np.eye(len(inputs_z))
-            g, z = g + len(inputs_g), z + len(inputs_z)
-            rows.append(
-                step.observed.state @ state + step.observed.gradient @ inputs_g + step.observed.noise @ inputs_z
-            )
-            state = step.out.state @ state + step.out.gradient @ inputs_g + step.out.noise @ inputs_z
+            G, Z = step.observed.gradient.shape[1], step.observed.noise.shape[1]
+            inputs = np.concatenate([state, units[g : g + G], units[z : z + Z]])
+            g, z = g + G, z + Z
+            rows.append(sparse.hstack(step.observed, format="csr") @ inputs)
+            state = sparse.hstack(step.out, format="csr") @ inputs
         O = np.concatenate(rows)
-        A, B = O[:, :G_total].reshape(len(O), len(rounds), V), O[:, G_total:]
+        A, B = O[:, : V * len(rounds)].reshape(len(O), len(rounds), V), O[:, V * len(rounds) :]
         correlation = self.system.correlation
         if correlation is not None:
             B = B @ unrolled_inverse(correlation, len(self.steps), self.steps[0].noise_columns)
@@ -172,16 +168,13 @@ def observe(
             )
         concerned = np.unique(named)
     steps = map_equal_steps(lambda step: _observe_step(step, adversary, concerned, own), system.steps)
-    return observe_models(Observation(system, adversary, concerned, steps), adversary)
-
-
-def observe_models(messages: Observation, adversary: View) -> Observation:
-    """What an adversary sees who gets these messages, and then the final models that it has."""
-    system, victims, steps = messages.system, messages.victims, messages.steps
     seen = published(system, adversary)
     if seen is not system:
-        steps = (*steps[:-1], _with_models(steps[-1], seen.steps[-1], adversary, victims))
-    return Observation(seen, adversary, victims, steps)
+        last = seen.steps[-1]  # the final models are its last messages
+        models = _message_inputs(last, -1, adversary, _unknown_columns(last, adversary, concerned), False)
+        observed = _stacked([steps[-1].observed, _holding_anything(models)[0]])
+        steps = (*steps[:-1], replace(steps[-1], observed=observed))
+    return Observation(seen, adversary, concerned, steps)
 
 
 def _node_numbers(victims: Sequence[int], n: int) -> NDArray[np.intp]:
@@ -200,16 +193,10 @@ def _node_numbers(victims: Sequence[int], n: int) -> NDArray[np.intp]:
 def with_own_messages(observation: Observation) -> Observation:
     """`observe` with `own` and all victims, from what was observed without."""
     system, view = observation.system, observation.view
-    if len(observation.victims) < system.n - len(view.members):
-        return observe(system, view, own=True)
-    if view.secure_sum or view.kind is not ViewKind.COALITION:  # it gets the same with `own`
+    everybody = len(observation.victims) == system.n - len(view.members)
+    if everybody and (view.secure_sum or view.kind is not ViewKind.COALITION):  # it gets the same with `own`
         return observation
-
-    def with_own(pair: tuple[StepMatrices, ObservedStep]) -> ObservedStep:
-        return replace(pair[1], observed=_informative(pair[0], view, observation.victims, True)[0])
-
-    both = zip(system.steps, observation.steps, strict=True)
-    return replace(observation, steps=map_equal_steps(with_own, both))
+    return observe(system, view, own=True)
 
 
 def _check_edges(system: LinearSystem, adversary: View) -> None:
@@ -265,14 +252,6 @@ def _stacked(inputs: Sequence[Inputs]) -> Inputs:
     if len(inputs) == 1:
         return inputs[0]
     return Inputs(*(sparse.vstack(parts, format="csr") for parts in zip(*inputs, strict=True)))
-
-
-def _with_models(
-    observed: ObservedStep, last: StepMatrices, adversary: View, victims: NDArray[np.intp]
-) -> ObservedStep:
-    """The last round, after which models are published: `last` has them as its last messages."""
-    models = _message_inputs(last, -1, adversary, _unknown_columns(last, adversary, victims), False)
-    return replace(observed, observed=_stacked([observed.observed, _holding_anything(models)[0]]))
 
 
 def _pick(step: StepMatrices, adversary: View, victims: NDArray[np.intp]) -> sparse.csr_array:
