@@ -62,38 +62,33 @@ def all_pairs(
     `begin` is called with those attackers that are not in the store, before anything is computed or written. To
     `bounds` are added the attackers whose rows are bounds; stored rows that do not say are among them.
     """
-    n = system.n
     scheme.check(sum(bool(step.gradients) for step in system.steps))
-    who = range(n) if attackers is None else attackers
-    out = np.zeros((len(who), n))
+    who = range(system.n) if attackers is None else attackers
+    out, bounds = np.zeros((len(who), system.n)), set() if bounds is None else bounds
     title = _title(system, scheme, secure_sum)
-    lines = [] if store is None else _stored(store, title, n)
-    done, bounds = {line.attacker: line.mu for line in lines}, set() if bounds is None else bounds
-    bounds |= {line.attacker for line in lines if line.is_bound} & set(who)
-    left = [place for place in range(len(who)) if who[place] not in done]
+    lines = [] if store is None else _stored(store, title, system.n)
+    done = {line.attacker: line for line in lines}
+    left = [place for place, attacker in enumerate(who) if attacker not in done]
     if begin is not None:
         begin([who[place] for place in left])
     if store is not None:
         _prepare(store, title, lines)
-    for place in set(range(len(who))).difference(left):
-        out[place] = done[who[place]]
+    for place, attacker in enumerate(who):
+        if attacker in done:
+            out[place] = done[attacker].mu
+            bounds |= {attacker} if done[attacker].is_bound else set()
+    lifted, kept = limits_are_lifted(), len(who) - len(left)
 
-    lifted = limits_are_lifted()
-
-    def row(attacker: int) -> NDArray[np.float64]:
+    def row(attacker: int) -> _Mus:
         observation = observe(system, views.node(attacker, secure_sum=secure_sum))
-        found = np.zeros(n)
+        found = np.zeros(system.n)
         with limits_lifted(lifted):  # threads of their own do not know
             found[observation.victims] = np.sqrt(routes.squared(observation, scheme))
         if routes.figure_of(observation, scheme) is Figure.BOUND:
             bounds.add(attacker)
         return found
 
-    kept = len(who) - len(left)
-    if progress is not None:
-        progress(kept, len(who))
-
-    def keep(place: int, found: NDArray[np.float64]) -> None:
+    def keep(place: int, found: _Mus) -> None:
         nonlocal kept
         with signals_wait(lambda: None):  # no line is cut short, and what is stored is told
             out[place], kept = found, kept + 1
@@ -102,6 +97,8 @@ def all_pairs(
             if progress is not None:
                 progress(kept, len(who))
 
+    if progress is not None:
+        progress(kept, len(who))
     with one_thread(), ThreadPoolExecutor(WORKERS) as pool:
         _keep_each({pool.submit(row, who[place]): place for place in left}, keep)
     return out
@@ -219,18 +216,13 @@ def _text(store: Path) -> str:
 def _same(store: Path, found: object, title: dict[str, JSON]) -> None:
     if found == title:
         return
+    rule, remedy = "its first line must say which system it is about", "name another file"
     if not isinstance(found, dict):
-        raise InputError(
-            f"{store} is not a store of figures",
-            "its first line must say which system it is about",
-            "name another file",
-        )
+        raise InputError(f"{store} is not a store of figures", rule, remedy)
     differing = [f"{key} {found.get(key)}, not {title[key]}" for key in title if found.get(key) != title[key]]
-    unknown = [f"its first line also has {key!r:.60}" for key in found if key not in title]
+    differing += [f"its first line also has {key!r:.60}" for key in found if key not in title]
     raise InputError(
-        f"{store} holds figures of another system ({[*differing, *unknown][0]})",
-        "a store belongs to one system",
-        "name another file",
+        f"{store} holds figures of another system ({differing[0]})", "a store belongs to one system", remedy
     )
 
 
@@ -281,14 +273,11 @@ def heat_map(values: NDArray[np.float64], *, most: int = 60) -> str:
     ..
     """
     high, wide = (-(-count // most) for count in values.shape)
-    down, across = (-(-count // size) for count, size in zip(values.shape, (high, wide), strict=True))
-    largest = np.zeros((down, across))
-    for i in range(down):
-        for j in range(across):
-            largest[i, j] = values[i * high : (i + 1) * high, j * wide : (j + 1) * wide].max()
+    largest = np.maximum.reduceat(values, np.arange(0, values.shape[0], high), axis=0)
+    largest = np.maximum.reduceat(largest, np.arange(0, values.shape[1], wide), axis=1)
     positive = largest[(largest > 0) & np.isfinite(largest)]
     if not positive.size:
-        return "\n".join("  " * across for _ in range(down))
+        return "\n".join("  " * largest.shape[1] for _ in largest)
     least, most_of_all = np.log(positive.min()), np.log(positive.max())
     with np.errstate(divide="ignore"):
         level = (np.log(largest) - least) / max(most_of_all - least, 1e-12)

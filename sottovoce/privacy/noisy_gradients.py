@@ -85,7 +85,7 @@ def _correlated_loss(correlation: Correlation, scheme: Participation, rounds: in
 
 def _precision(system: LinearSystem, step: StepMatrices, view: View) -> Array:
     """What one noisy gradient tells about each node: the diagonal of the inverse covariance of unknown noise."""
-    spread, unknown = _local_spread(system.algorithm, step), ~known_noise(step, view)
+    spread, unknown = _local_spreads(system)[step], ~known_noise(step, view)
     honest = np.ones(system.n, dtype=bool)
     honest[list(view.members)] = False
     node = np.repeat(np.arange(system.n), np.diff(spread.indptr))
@@ -171,32 +171,22 @@ def _leaves(step: StepMatrices, is_last: bool) -> NDArray[np.bool_]:
     return used
 
 
-def _local_spread(algorithm: Algorithm, step: StepMatrices) -> sparse.csr_array:
-    """How sources reach a node's gradient, in units of its sensitivity, N x S: no view changes it, nor do rounds.
+@once_for_each
+def _local_spreads(system: LinearSystem) -> dict[StepMatrices, sparse.csr_array]:
+    """How sources reach a node's gradient, in units of its sensitivity, N x S: no view changes it.
 
     What nodes hold and send are functions of these sums: maps have one coefficient for a gradient and its noise.
     """
-    known = _known_spreads(step)
-    if id(algorithm) not in known:
-        known[id(algorithm)] = algorithm, _checked_spread(algorithm, step)
-    return known[id(algorithm)][1]
+    return {step: _local_spread(system.algorithm, step) for step in dict.fromkeys(system.steps) if step.gradients}
 
 
-@once_for_each
-def _known_spreads(step: StepMatrices) -> dict[int, tuple[Algorithm, sparse.csr_array]]:
-    """By algorithm: a step is shared by runs that differ in how long they are, or in noise."""
-    return {}
-
-
-def _checked_spread(algorithm: Algorithm, step: StepMatrices) -> sparse.csr_array:
+def _local_spread(algorithm: Algorithm, step: StepMatrices) -> sparse.csr_array:
     terms = in_units_of_largest(algorithm.noise.local(step.mixings[0]), algorithm.sensitivity)
-    parts = [term.matrix.whole() for term in terms]
-    if not parts:
+    if not terms:
         raise Unaccountable(f"{algorithm.name}: nothing is added to gradients themselves")
-    spread = parts[0] if len(parts) == 1 else sparse.csr_array(sparse.hstack(parts, format="csr"))
-    shares = relative(algorithm.sensitivity)
+    spread, shares = sparse.hstack([term.matrix.whole() for term in terms], "csr"), relative(algorithm.sensitivity)
     if shares is not None:
         spread = sparse.csr_array(sparse.diags_array(1 / shares) @ spread)
     if not step.maps.released:
         raise Unaccountable(f"{algorithm.name}: noise does not travel with the gradient it was added to")
-    return spread
+    return sparse.csr_array(spread)
