@@ -74,21 +74,13 @@ class Coupling:
 
 def couple(system: LinearSystem, view: View) -> tuple[Coupling, ...]:
     """The rounds of a system as the coupling sees them; refuses what the bound is not proven for."""
-    local = _steps_to_couple(system, view)
+    local = steps_to_couple(system, view)
     steps = system.publishing(view.final_models).steps
     return map_equal_steps(lambda step: _couple_step(system.n, local[step], view), steps)
 
 
-def may_couple(system: LinearSystem, view: View) -> bool:
-    """Whether the bound is proven for a view, as far as no sums are looked at."""
-    try:
-        _steps_to_couple(system, view)
-    except Unaccountable:
-        return False
-    return True
-
-
-def _steps_to_couple(system: LinearSystem, view: View) -> dict[StepMatrices, _LocalSteps]:
+def steps_to_couple(system: LinearSystem, view: View) -> dict[StepMatrices, _LocalSteps]:
+    """The rounds that differ; refuses what the bound is not proven for, as far as no sums are looked at."""
     if view.kind is not ViewKind.COALITION:
         raise Unaccountable(
             f"it bounds what single nodes and coalitions learn, and the view is {view}; take the view node:0, for "
@@ -100,20 +92,6 @@ def _steps_to_couple(system: LinearSystem, view: View) -> dict[StepMatrices, _Lo
             f"difference; {PLAIN_NOISE}"
         )
     return _local_steps(system.publishing(view.final_models))
-
-
-@once_for_each
-def all_step_with_noise(system: LinearSystem) -> bool:
-    """Whether every node takes a step, with noise of its own, in every round; False where `couple` refuses."""
-    for step in dict.fromkeys(system.steps):
-        try:
-            _, gradient, noise = step.split(_states_sent(step, system.n))
-            fresh = _own_noise(step, noise, system.n)
-        except Unaccountable:
-            return False
-        if gradient.shape[1] != system.n or not (gradient.diagonal().all() and fresh.all()):
-            return False
-    return True
 
 
 def rounding_is_bounded(system: LinearSystem) -> bool:

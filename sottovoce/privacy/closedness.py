@@ -18,7 +18,6 @@ too large for it nothing is known, and the view counts as open.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,34 +84,23 @@ def _by_steps(observation: Observation) -> Closedness | None:
 
 
 def _is_affordable(observation: Observation) -> bool:
-    """Whether the check over all rounds is begun."""
-    sources, X = observation.sources, observation.steps[0].observed.state.shape[1]
-    if (min(observation.rows, sources) + 2 * X) * sources <= SMALL:
-        return True
-    entries, multiplications = _check_size(observation)
-    return entries <= ENTRIES and multiplications <= MULTIPLICATIONS
+    """Whether the check over all rounds is begun: by what it holds at once, and how many multiplications it takes.
 
-
-class _CheckSize(NamedTuple):
-    """What the check over all rounds holds at once, and how many multiplications it takes."""
-
-    entries: float
-    multiplications: float
-
-
-def _check_size(observation: Observation) -> _CheckSize:
-    """Noise that is independent from round to round is turned (`Entering`), so that its columns do not grow with T.
-
-    Those of gradients do: X state, P observations of a round, Z and G columns of noise and gradients.
+    Noise that is independent from round to round is turned (`Entering`), so that its columns do not grow with T. Those
+    of gradients do: X state, P observations of a round, Z and G columns of noise and gradients.
     """
-    X = observation.steps[0].observed.state.shape[1]
+    X, Z = observation.steps[0].observed.state.shape[1], observation.sources
     P = max(step.observed.state.shape[0] for step in observation.distinct_steps)
     T, G = len(observation.steps), len(observation.victims) * observation.gradient_rounds
+    K = min(observation.rows, Z)
+    if (K + 2 * X) * Z <= SMALL:
+        return True
     if observation.system.correlation is not None:
-        Z, K = observation.sources, min(observation.rows, observation.sources)
-        return _CheckSize((K + 2.0 * X) * Z, T * P * (2.0 * K + 4 * P + 2 * X) * Z)
-    Z = X + max(step.observed.noise.shape[1] for step in observation.distinct_steps)
-    return _CheckSize((2.0 * X + 3 * P) * (Z + G), T * P * (6.0 * P * Z + (P + 2.0 * X) * G / 2))
+        entries, multiplications = (K + 2.0 * X) * Z, T * P * (2.0 * K + 4 * P + 2 * X) * Z
+    else:
+        Z = X + max(step.observed.noise.shape[1] for step in observation.distinct_steps)
+        entries, multiplications = (2.0 * X + 3 * P) * (Z + G), T * P * (6.0 * P * Z + (P + 2.0 * X) * G / 2)
+    return entries <= ENTRIES and multiplications <= MULTIPLICATIONS
 
 
 @one_thread()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
@@ -123,18 +123,8 @@ class Guarantee:
         return self._with_epsilon(self.epsilon(delta))
 
     def _with_epsilon(self, epsilon: float) -> dict[str, JSON]:
-        return {
-            "view": str(self.view),
-            "victim": self.victim,
-            "distance": self.distance,
-            "kind": self.kind.value,
-            "figure": self.figure.value,
-            "mu": to_json(self.mu),
-            "epsilon": to_json(epsilon),
-            "proven_for_training": self.proven_for_training.value,
-            "final_models": self.final_models.value,
-            "assumptions": [assumption.sentence for assumption in self.assumptions],
-        }
+        """Without the change, which is the same in all of an account."""
+        return {key: value for key, value in PrivacyFigure.at(self, epsilon).document().items() if key != "change"}
 
 
 def _no_proof(reasons: Sequence[str]) -> tuple[Assumption, ...]:
@@ -143,12 +133,6 @@ def _no_proof(reasons: Sequence[str]) -> tuple[Assumption, ...]:
 
 def _prove_nothing(assumptions: Sequence[Assumption]) -> bool:
     return any(assumption.kind is AssumptionKind.NOTHING_PROVEN for assumption in assumptions)
-
-
-def guarantee_documents(guarantees: Sequence[Guarantee], delta: float) -> list[dict[str, JSON]]:
-    """Guarantees as JSON; their epsilons at this delta are sought together."""
-    epsilons = gaussian_dp.epsilons_of([guarantee.mu for guarantee in guarantees], delta).tolist()
-    return [one._with_epsilon(epsilon) for one, epsilon in zip(guarantees, epsilons, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,12 +164,8 @@ class PrivacyFigure:
     @classmethod
     def at(cls, guarantee: Guarantee, epsilon: float) -> PrivacyFigure:
         """The same, where epsilon is known."""
-        return cls(
-            view=guarantee.view, change=Change.REPLACE, victim=guarantee.victim, distance=guarantee.distance,
-            kind=guarantee.kind, mu=guarantee.mu, epsilon=epsilon,
-            proven_for_training=guarantee.proven_for_training,
-            assumptions=guarantee.assumptions, final_models=guarantee.final_models, figure=guarantee.figure,
-        )  # fmt: skip
+        known = {field.name: getattr(guarantee, field.name) for field in fields(guarantee)}
+        return cls(change=Change.REPLACE, epsilon=epsilon, **known)
 
     @classmethod
     def nothing_proven(cls, view: View, reasons: Sequence[str]) -> PrivacyFigure:
@@ -248,7 +228,16 @@ class PrivacyFigure:
         )
 
 
+def guarantee_documents(guarantees: Sequence[Guarantee], delta: float) -> list[dict[str, JSON]]:
+    """Guarantees as JSON; their epsilons at this delta are sought together."""
+    return [one._with_epsilon(epsilon) for one, epsilon in _with_epsilons(guarantees, delta)]
+
+
 def figures_at(guarantees: Sequence[Guarantee], delta: float) -> list[PrivacyFigure]:
     """Guarantees at one delta; their epsilons are sought together."""
-    epsilons = gaussian_dp.epsilons_of([guarantee.mu for guarantee in guarantees], delta).tolist()
-    return [PrivacyFigure.at(one, epsilon) for one, epsilon in zip(guarantees, epsilons, strict=True)]
+    return [PrivacyFigure.at(one, epsilon) for one, epsilon in _with_epsilons(guarantees, delta)]
+
+
+def _with_epsilons(guarantees: Sequence[Guarantee], delta: float) -> Iterator[tuple[Guarantee, float]]:
+    epsilons = gaussian_dp.epsilons_of([guarantee.mu for guarantee in guarantees], delta)
+    return zip(guarantees, epsilons.tolist(), strict=True)

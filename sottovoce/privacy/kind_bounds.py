@@ -18,7 +18,7 @@ from sottovoce.core.grid import message_grid
 from sottovoce.core.integer_sums import sum_grid
 from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
-from sottovoce.privacy.absorption import all_step_with_noise, couple, may_couple
+from sottovoce.privacy.absorption import couple, steps_to_couple
 from sottovoce.privacy.absorption_policy import (
     UNBOUNDED,
     Policy,
@@ -106,8 +106,10 @@ class KindBounds:
 
     def check(self, kinds: Sequence[Kind]) -> None:
         """Refuse a search for policies that is too large, before anything is computed."""
-        if Kind.CONVEX_TRAINING in kinds and not self.system.only_gradients and may_couple(self.system, self.view):
-            check_policy_cost(self.system, len(self.victims), self.scheme, optimised=self.terms.optimised)
+        if Kind.CONVEX_TRAINING in kinds and not self.system.only_gradients:
+            with suppress(Unaccountable):
+                steps_to_couple(self.system, self.view)
+                check_policy_cost(self.system, len(self.victims), self.scheme, optimised=self.terms.optimised)
 
     def guarantees(self, kind: Kind) -> list[Guarantee]:
         """The guarantees of one kind for every victim; refused where it does not apply."""
@@ -283,9 +285,8 @@ class KindBounds:
         hearing_more = replace(  # sums and averages are made of what it would hear and see
             self.view, secure_sum=False, final_models=FinalModels.ALL if published else FinalModels.NONE
         )
-        coupled = self.view.kind is ViewKind.COALITION and self.system.correlation is None
-        hopeless = coupled and growth >= UNBOUNDED and all_step_with_noise(self.system)
-        if hopeless or not may_gain(rounds := couple(self.system, hearing_more), len(self.victims), growth):
+        rounds = couple(self.system, hearing_more)
+        if not may_gain(rounds, len(self.victims), growth):
             raise Unaccountable("clipped growth gives no better figure than the noisy gradients that reach the view")
         return late_cost(rounds, self.victims, self.scheme, growth)
 
