@@ -149,7 +149,8 @@ class Agreement(AgreedSettings):
             training=self.training, model=self.model, algorithm=self.algorithm, privacy=_on_grid(self.privacy),
             metrics=self.metrics,
             data=DataSettings(
-                name=OF_ITS_OWN, partition=OF_ITS_OWN, columns=_without_none(self.data.columns.model_dump(mode="json")),
+                name=OF_ITS_OWN, partition=OF_ITS_OWN,
+                columns=self.data.columns.model_dump(mode="json", exclude_none=True),
                 shards={member.name: member.rows for member in self.members}, unit_norm=self.data.unit_norm,
                 max_norm=self.data.max_norm,
             ),
@@ -164,7 +165,7 @@ class Agreement(AgreedSettings):
     @property
     def document(self) -> Document:
         """All that it says, defaults written out."""
-        return _without_none(self.model_dump(mode="json"))
+        return self.model_dump(mode="json", exclude_none=True)
 
     @property
     def canonical(self) -> bytes:
@@ -243,7 +244,7 @@ def parse_agreement(document: Document, where: str) -> Agreement:
     low, high = agreement.message_range
     if not low < 0 < high:
         raise InputError(f"{where}: message_range = {agreement.message_range}", "0 must lie within it", "correct it")
-    parse_columns(_without_none(agreement.data.columns.model_dump(mode="json")), where)
+    parse_columns(agreement.data.columns.model_dump(mode="json", exclude_none=True), where)
     if agreement.privacy.exact_noise is False:
         raise InputError(
             f"{where}: privacy.exact_noise = false", "members always use exact noise if it is possible",
@@ -327,13 +328,6 @@ def _check_graph(agreement: Agreement, where: str) -> None:
                     "one of the two must open the connection",
                     "leave that edge out, or let one of them make an identity without --no-listen",
                 )  # fmt: skip
-
-
-def _without_none(value: Any) -> Any:
-    """A document without keys that have no value, as TOML has it."""
-    if isinstance(value, dict):
-        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
-    return [_without_none(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _normalised(value: Any) -> Any:

@@ -123,19 +123,18 @@ class Patience:
 
     def wait(
         self, place: Place, members: Set[MemberNumber], attempt: Callable[[Set[MemberNumber], float], Set[MemberNumber]]
-    ) -> None:
+    ) -> Set[MemberNumber]:
         """Let `attempt(members, seconds)` wait for members; it returns those that are still to be waited for."""
         if place.round != self._round:
             self._round, self._spent, self._limit = place.round, 0.0, self.seconds
         begun, spent = self._clock.now(), self._spent
         members = attempt(members, max(0.0, self._limit - spent))
-        while members:
-            self._spent = spent + self._clock.now() - begun
-            if not self._may_extend(place, members):
-                return
+        self._spent = spent + self._clock.now() - begun
+        while members and self._may_extend(place, members):
             self._limit = min(self._limit + self.seconds, EXTENDED * self.seconds)
             members = attempt(members, self._limit - self._spent)
-        self._spent = spent + self._clock.now() - begun
+            self._spent = spent + self._clock.now() - begun
+        return members
 
     def _may_extend(self, place: Place, members: Set[MemberNumber]) -> bool:
         """Whether there is patience to add, and one of these members waits itself, at this place or an earlier one."""

@@ -45,7 +45,6 @@ from sottovoce.federation.member_folder import (
     heard_over_run,
     require_confirmed,
     run_folder,
-    sums_known,
     whole_lines,
 )
 from sottovoce.federation.peer_transport import PeerTransport
@@ -308,8 +307,7 @@ class _MemberRun:
             "adjacency": experiment.privacy.adjacency, "delta": experiment.privacy.delta,
             "headline": privacy["headline"], "metrics": self.files.lines()[-1], "held_out": scores,
             "seconds": round(seconds, 3), "folder": str(self.files.folder), "member": self.identity.member.name,
-            "heard": heard_over_run(self.files.folder),
-            **({} if self.masks is None else {"sums_known": sums_known(self.files.folder)}),
+            **heard_over_run(self.files.folder, sums=self.masks is not None),
         }  # fmt: skip
         self.files.write_document(self.files.result, result)
         write_page_of(self.files.folder, again=False)

@@ -185,19 +185,17 @@ def check_not_behind(folder: Path, newest: Place | None, ledger: Path) -> None:
         )
 
 
-def heard_over_run(folder: Path) -> Document:
-    """Of the run in a folder: how many steps this member played, and in how many it heard each of its senders."""
+def heard_over_run(folder: Path, *, sums: bool) -> Document:
+    """Of the run in a folder: how many steps this member played, and in how many it heard each of its senders.
+
+    With `sums` also in how many of them it knew its secure sum.
+    """
     with _as_written(folder / ATTENDANCE):
         steps = [parse_json(line) for line in whole_lines(folder / ATTENDANCE)]
         heard = Counter(name for step in steps for name in step["heard"])
         senders = sorted({name for step in steps for name in (*step["heard"], *step["missing"])})
-        return {"steps": len(steps), "members": {name: heard[name] for name in senders}}
-
-
-def sums_known(folder: Path) -> int:
-    """Of the run in a folder: in how many rounds this member knew its secure sum."""
-    with _as_written(folder / ATTENDANCE):
-        return sum(parse_json(line).get("sum_known", False) for line in whole_lines(folder / ATTENDANCE))
+        known = {"sums_known": sum(step.get("sum_known", False) for step in steps)} if sums else {}
+        return {"heard": {"steps": len(steps), "members": {name: heard[name] for name in senders}}, **known}
 
 
 @contextmanager

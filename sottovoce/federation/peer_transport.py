@@ -203,14 +203,7 @@ class PeerTransport(ShardTransport):
 
     def _serve_until_all_ended(self, end: Place) -> None:
         """Send messages again to whoever was killed with them, until neighbours have all they need or patience ends."""
-        left = self._awaited(self.rules.neighbours, end)
-
-        def attempt(members: Set[MemberNumber], seconds: float) -> Set[MemberNumber]:
-            nonlocal left
-            left = frozenset(self.links.unended(members, seconds))
-            return left
-
-        self.patience.wait(end, left, attempt)
+        left = self.patience.wait(end, self._awaited(self.rules.neighbours, end), self.links.unended)
         self.journal.end(left)
         if left:
             self.tell("unended", members=left)
@@ -336,35 +329,20 @@ class PeerTransport(ShardTransport):
     def _hold_back(self, place: Place, receivers: Set[MemberNumber]) -> None:
         """Do not run ahead of those that this member never hears: they acknowledge one message before the next."""
         awaited = self._awaited(receivers, place)
-        left = self._unacknowledged(place, awaited)
+        left = self.patience.wait(place, awaited, partial(self.links.unacknowledged, place))
         self._note(place, awaited - left, left)
-
-    def _unacknowledged(self, before: Place, receivers: Set[MemberNumber]) -> Set[MemberNumber]:
-        """Which of these do not acknowledge everything before a place, with the patience of its round."""
-        left = receivers
-
-        def attempt(members: Set[MemberNumber], seconds: float) -> Set[MemberNumber]:
-            nonlocal left
-            left = self.links.unacknowledged(before, members, seconds)
-            return left
-
-        self.patience.wait(before, receivers, attempt)
-        return left
 
     def _hear(self, place: Place, senders: Set[MemberNumber]) -> Payloads[MemberNumber]:
         """What arrives in time; who is missing is noted, or ends the run where all are needed."""
         awaited = self._awaited(senders, place)
 
-        def attempt(members: Set[MemberNumber], seconds: float) -> Set[MemberNumber]:
-            heard = self.links.receive(place, members, seconds).keys()
-            return members - heard - self.links.absent(place)
-
-        def pausing(seconds: float) -> Set[MemberNumber]:
-            self.links.receive(place, senders, seconds, self.enough.neighbours)
-            return self.links.unanswered(place, senders)
+        def attempt(members: Set[MemberNumber], seconds: float, enough: int | None = None) -> Set[MemberNumber]:
+            self.links.receive(place, members, seconds, enough)
+            return self.links.unanswered(place, members)
 
         self.patience.wait(place, awaited, attempt)
         if self.why_all is None:
+            pausing = partial(attempt, senders, enough=self.enough.neighbours)
             self._paused(place.round, senders, self.links.unanswered(place, senders), pausing)
         heard = self.links.receive(place, senders, 0.0)
         self._note(place, heard.keys(), awaited - heard.keys() - self.links.absent(place))
