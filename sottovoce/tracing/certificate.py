@@ -33,7 +33,7 @@ from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import NoiseTerm
 from sottovoce.errors import Diverged, Uncertified
-from sottovoce.tracing.round_maps import ClassMaps, Combination, Numbers, RoundMaps
+from sottovoce.tracing.round_maps import ClassMaps, Combination, RoundMaps
 
 ROUNDINGS = 6.0
 """How far values may be away. A few operations err by half a unit each, and across a direction they add up like noise:
@@ -45,9 +45,6 @@ LEAST = 1e-3
 DOUBLE = 2.0**-53
 HALF_UNIT = {4: 2.0**-24, 8: DOUBLE}
 """Half a unit in the last place of 1, by the bytes of a number; what is seen is summed up in float64."""
-
-KEPT = 1_000
-"""Combinations whose coefficients are kept at hand."""
 
 AT_ONCE = 1 << 15
 """So many numbers are seen along the direction at once."""
@@ -130,7 +127,6 @@ class ClassCertificate:
         self._inputs: list[Seen] = []
         self._slots: tuple[list[Rows], list[Seen]] = ([], [])
         self._mixed: tuple[list[Rows], list[Seen]] = ([], [])
-        self._coefficients: dict[int, tuple[Combination, list[tuple[int, Numbers, Numbers]]]] = {}
         self._last_noise = np.zeros(0)
         self._round, self._unit, self._has_ended = 0, 0.0, False
 
@@ -217,9 +213,10 @@ class ClassCertificate:
     def _compare(self, what: str, combination: Combination, seen: Seen) -> NDArray[np.float64]:
         """Refuse what differs from the combination of what entered by more than rounding, which is returned."""
         expected, terms = np.zeros(len(self._nodes)), seen.length.copy()
-        for number, coefficients, sizes in self._here(combination):
-            expected += coefficients * self._inputs[number].along
-            terms += sizes * self._inputs[number].length
+        for number, coefficients in combination:
+            here = coefficients[self._nodes]
+            expected += here * self._inputs[number].along
+            terms += np.abs(here) * self._inputs[number].length
         D = len(self._direction)
         if not np.isfinite(terms).all():  # nothing would differ from it by more than infinity
             raise Diverged(
@@ -233,17 +230,6 @@ class ClassCertificate:
             node = int(self._nodes[int(np.argmin(near))])
             raise Uncertified(f"node {node} of {self._name} {what}, in round {self._round}", RULE, REMEDY)
         return tolerance
-
-    def _here(self, combination: Combination) -> list[tuple[int, Numbers, Numbers]]:
-        """The coefficients of the nodes here, and their sizes; rounds that are alike share them."""
-        known = self._coefficients.get(id(combination))
-        if known is None:
-            chosen = [(number, coefficients[self._nodes]) for number, coefficients in combination]
-            known = combination, [(number, values, np.abs(values)) for number, values in chosen]
-            if len(self._coefficients) > KEPT:
-                self._coefficients.clear()
-            self._coefficients[id(combination)] = known
-        return known[1]
 
     def _check_same(self, same: bool, what: str) -> None:
         if not same:

@@ -79,25 +79,6 @@ class ClassMaps(NamedTuple):
     coordinates: NDArray[np.intp] | None
 
 
-def agree(some: Sequence[RoundMaps], others: Sequence[RoundMaps]) -> bool:
-    """Whether two traces of a run have the same maps, up to the first gossip step: one of them may end with that."""
-    pairs = {(id(one), id(other)): (one, other) for one, other in zip(some, others, strict=False)}
-    return all(
-        one.slots == other.slots
-        and (one.point is None) == (other.point is None)
-        and _same(one.point or (), other.point or ())
-        and _same(one.sent[0], other.sent[0])
-        and (len(one.sent) != len(other.sent) or all(map(_same, one.state_out, other.state_out)))
-        for one, other in pairs.values()
-    )
-
-
-def _same(one: Combination, other: Combination) -> bool:
-    return len(one) == len(other) and all(
-        a == b and np.array_equal(x, y) for (a, x), (b, y) in zip(one, other, strict=True)
-    )
-
-
 def combination_of(rows: LinearRows, n: int) -> Combination:
     """The coefficients of rows whose columns are inputs of n nodes each: every node's are of its own values alone."""
     entries = rows.matrix.tocoo()
