@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from sottovoce.core.algorithm import Algorithm, State
+from sottovoce.core.algorithm import Algorithm, State, sums_over_all
 from sottovoce.core.arrays import Plain, Reals, numpy_dtype, to_numpy
 from sottovoce.core.compression import Identity
 from sottovoce.core.correlation import Correlation, of_node
@@ -164,9 +164,15 @@ def why_not_exact(algorithm: Algorithm, topology: Topology) -> str | None:
         return _why_not_on_messages(algorithm, topology)
     if not _own_noise(noise.local(mixing)):
         return "not every node adds noise of its own to what it releases"
+    if sums_over_all(algorithm) and not _is_of_package(algorithm):
+        return "secure sums add up whole multiples of a step, and its own maps may send other numbers"
     if not _adds_noise_to_gradients(algorithm, topology):
         return "its local step does something else with noise than with gradients, which exact noise is a part of"
     return None
+
+
+def _is_of_package(algorithm: Algorithm) -> bool:
+    return type(algorithm).__module__.startswith("sottovoce.")
 
 
 def _adds_noise_to_gradients(algorithm: Algorithm, topology: Topology) -> bool:
@@ -175,7 +181,7 @@ def _adds_noise_to_gradients(algorithm: Algorithm, topology: Topology) -> bool:
     Steps of the package do; one of the user's own may not, and would be another step with exact noise. Noise that takes
     a gradient away, number by number, has to leave nothing of it: every coefficient of both is the same.
     """
-    if type(algorithm).__module__.startswith("sottovoce."):
+    if _is_of_package(algorithm):
         return True
     ready = algorithm.on(topology)
     noise = np.linspace(1.0, 5.0, topology.n)[:, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ import torch
 from scipy import stats
 
 from sottovoce import InputError, NoiseKey, account, algorithm, calibrate, iterate_rounds, trace, train, uniform
+from sottovoce.algorithms.secure_sums import SecureAverage
 from sottovoce.core.discrete_gaussians import draw_discrete_gaussians
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.integer_sums import decoded, encoded, sum_grid, weighted
+from sottovoce.core.noise import Independent
 from sottovoce.core.pair_masks import PairMasks, Place, pair_key
 
 D = 40
@@ -223,3 +226,23 @@ def test_an_attack_on_real_runs_stays_below_the_figure_and_comes_near():
     assert separation == pytest.approx(mu, rel=0.05)
     outsider = account(trace(built, net, rounds=rounds), covering=False).mu
     assert separation > 1.05 * outsider
+
+
+@dataclass(frozen=True, kw_only=True)
+class Third(SecureAverage):
+    """Sends what is no whole multiple of the step of sums."""
+
+    def message(self, state):
+        return state.x if state.update is None else state.update / 3
+
+
+def test_sums_of_other_numbers_than_were_released_are_not_exact():
+    net = uniform("complete:5")
+    own, ours = (
+        kind(name="sum", noise=Independent(1.0), requires="complete average", secure_sum=True)
+        for kind in (Third, SecureAverage)
+    )
+    assert with_exact_noise(ours, net).exact_noise
+    assert not with_exact_noise(own, net).exact_noise
+    with pytest.raises(InputError, match="whole multiples"):
+        trace(replace(own, exact_noise=True), net, rounds=2)
