@@ -39,7 +39,6 @@ from sottovoce.privacy.rounding import round_up, sigma_text
 
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm
-    from sottovoce.core.participation import Participation
     from sottovoce.privacy.accountant import Account
     from sottovoce.privacy.guarantee import Guarantee, Kind
     from sottovoce.run.accounts_of_runs import JointAccount, JointFigure
@@ -175,6 +174,7 @@ def _answer_for_pairs(
     from sottovoce.privacy.gaussian_dp import epsilon_of
     from sottovoce.privacy.guarantee import Figure, Kind
     from sottovoce.support.json_numbers import to_json
+    from sottovoce.support.limits import check_cost
 
     if system.only_gradients:
         raise Unaccountable(f"{system.only_gradients}: single messages have no exact loss; leave out --all-pairs")
@@ -185,7 +185,10 @@ def _answer_for_pairs(
     attackers = list(range(system.n)) if sample is None else all_pairs.sampled_attackers(system.n, sample, setting.seed)
 
     def begin(left: list[int]) -> None:
-        _check_pairs_cost(setting, system, scheme, left, len(attackers) - len(left))
+        if left:
+            what = f"accounting for all pairs of {len(left):,} attackers on {system.topology.name}, "
+            cost = all_pairs.pairs_cost(system, scheme, left, secure_sum=setting.secure_sum)
+            check_cost(f"{what}{system.rounds:,} rounds,", cost, "take a --sample, fewer rounds or a smaller graph")
 
     bounds = set[int]()
     with progress_kept("attackers", lambda count: _what_is_kept(out, count)) as advance:
@@ -224,27 +227,6 @@ def _answer_for_pairs(
         )
     legend = "Row: who learns. Column: about whom. Darker is more, on a logarithmic scale."
     answer(document, table, *lines, legend, all_pairs.heat_map(mu))
-
-
-def _check_pairs_cost(
-    setting: Setting, system: "LinearSystem", scheme: "Participation", left: list[int], stored: int
-) -> None:
-    """Refuse what takes too long, with a sample as what takes less.
-
-    About attackers that are `left`, besides those whose figures are stored.
-    """
-    from sottovoce.privacy.all_pairs import pairs_cost
-    from sottovoce.support.limits import SECONDS, check_cost
-
-    if not left:
-        return
-    cost = pairs_cost(system, scheme, left, secure_sum=setting.secure_sum)
-    count = "1 attacker" if len(left) == 1 else f"{len(left):,} attackers"
-    count += f" ({stored:,} more are stored already)" if stored else ""
-    fewer = int(len(left) * SECONDS / max(cost.seconds, SECONDS))
-    sample = f"--sample {fewer}, " if 0 < fewer < len(left) and not stored else ""
-    what = f"accounting for all pairs of {count} on {system.topology.name}, {system.rounds:,} rounds,"
-    check_cost(what, cost, f"take {sample}fewer rounds or a smaller graph")
 
 
 def _what_is_kept(out: Path | None, count: int) -> str:

@@ -9,7 +9,7 @@ from typer import Argument, Context, Option
 
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Data, GraphName, Json, Weights, Yes, offering
-from sottovoce.cli.output import answer, facts, print_line, print_remark, print_sentences
+from sottovoce.cli.output import answer, facts, picked, print_line, print_remark, print_sentences
 from sottovoce.cli.progress import activity
 from sottovoce.support.limits import size_text
 
@@ -95,9 +95,8 @@ def data(
 def _data_facts(entry: "DatasetListing") -> "dict[str, JSON]":
     training, test = entry.rows or (None, None)
     return {
-        "name": entry.name, "kind": entry.kind, "found": entry.found, "files": list(entry.files),
-        "missing": list(entry.missing), "training_rows": training, "test_rows": test, "bytes": entry.bytes,
-        "licence": entry.licence, "source": entry.source, "trap": entry.trap,
+        **picked(entry, "name", "kind", "found"), "files": list(entry.files), "missing": list(entry.missing),
+        "training_rows": training, "test_rows": test, **picked(entry, "bytes", "licence", "source", "trap"),
     }  # fmt: skip
 
 

@@ -1,10 +1,8 @@
 """Options that commands share, and what they name: a graph, an algorithm, a view."""
 
-import dataclasses
 import functools
 import inspect
 import pkgutil
-import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Context, Option
 
 from sottovoce._version import __version__
-from sottovoce.cli.output import verbosity
+from sottovoce.cli.output import picked, verbosity
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
@@ -262,9 +260,9 @@ class Setting:
             )
         spec = self.spec
         named = {
-            "chebyshev": self.chebyshev or None, "gossip_steps": self.gossip_steps, "compression": self.compression,
-            "correlation": self.correlation, "sigma_pair": self.sigma_pair, "classes": self.classes,
-        }  # fmt: skip
+            "chebyshev": self.chebyshev or None,
+            **picked(self, "gossip_steps", "compression", "correlation", "sigma_pair", "classes"),
+        }
         given: dict[str, object] = {key: value for key, value in named.items() if value is not None}
         for key in given:
             if spec.setting(key) is None:
@@ -369,29 +367,17 @@ class Setting:
 
 def with_setting(command: Callable[..., None]) -> Callable[..., None]:
     """A command whose first parameter is a `Setting`: its fields become options, before the command's own."""
-    own = list(inspect.signature(command).parameters.values())[1:]
-    own_hints = typing.get_type_hints(command, include_extras=True)
-    hints = typing.get_type_hints(Setting, include_extras=True)
-    fields = dataclasses.fields(Setting)
+    shared = inspect.signature(Setting).parameters
+    _, *own = inspect.signature(command).parameters.values()
 
     @functools.wraps(command)
     def wrapper(**given: Any) -> None:
-        setting = Setting(**{field.name: given.pop(field.name) for field in fields})
-        command(setting, **given)
+        command(Setting(**{name: given.pop(name) for name in shared}), **given)
 
-    shared = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
-            annotation=hints[field.name],
-        )
-        for field in fields
-    ]
-    mine = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=own_hints[p.name]) for p in own]
-    parameters = sorted([*shared, *mine], key=lambda p: p.default is not inspect.Parameter.empty)
+    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*shared.values(), *own)]
+    parameters.sort(key=lambda one: one.default is not inspect.Parameter.empty)
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+    wrapper.__annotations__ = {one.name: one.annotation for one in parameters}
     return wrapper
 
 
@@ -400,9 +386,5 @@ def settings_document(setting: Setting, sigma: "PerNode") -> "dict[str, JSON]":
     return {
         "version": __version__,
         "sigma": list(sigma) if isinstance(sigma, tuple) else sigma,
-        "adjacency": setting.adjacency,
-        "participation": setting.participation,
-        "convex": setting.convex,
-        "seed": setting.seed,
-        "labels": setting.labels,
+        **picked(setting, "adjacency", "participation", "convex", "seed", "labels"),
     }

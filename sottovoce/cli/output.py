@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
 from sottovoce.errors import SottovoceError, file_error
 from sottovoce.support.text import table_text, visible
@@ -173,6 +173,11 @@ def aligned(table: Table) -> list[str]:
         columns.append([cell.rjust(width) if right else cell.ljust(width) for cell in (heading, *cells)])
     lines = ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
     return lines if any(table[0]) else lines[1:]
+
+
+def picked(one: object, *names: str) -> dict[str, Any]:
+    """What a document says of something under its own names."""
+    return {name: getattr(one, name) for name in names}
 
 
 def facts(values: Mapping[str, object]) -> Table:

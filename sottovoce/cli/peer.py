@@ -18,6 +18,7 @@ from sottovoce.cli.output import (
     aligned,
     answer,
     facts,
+    picked,
     print_note,
     print_remark,
     print_sentence,
@@ -375,9 +376,8 @@ def _verdict(value: bool | None, fine: str, wrong: str) -> str:
 def _checks_document(agreement: "Agreement", checks: "Checks") -> "dict[str, JSON]":
     neighbours: list[JSON] = [
         {
-            "name": one.name, "reachable": one.reachable, "right_certificate": one.right_certificate,
-            "same_agreement": one.same_agreement, "version": one.version, "clock_difference": one.clock_difference,
-            "round_trip": one.round_trip, "problem": one.problem, "differing": list(one.differing),
+            **picked(one, "name", "reachable", "right_certificate", "same_agreement", "version", "clock_difference"),
+            **picked(one, "round_trip", "problem"), "differing": list(one.differing),
         }
         for one in checks.neighbours
     ]  # fmt: skip
@@ -419,16 +419,17 @@ def _agreement_document(agreement: "Agreement", guarantees: "AgreedGuarantees", 
     for node, member in enumerate(agreement.members):
         figure = figures.get(member.name)
         members.append({
-            "name": member.name, "address": member.address, "listen": member.listen, "rows": member.rows,
-            "noise": guarantees.privacy.noise_of(node),
-            "fingerprint": member.fingerprint, "neighbours": list(agreement.neighbours(member.name)),
+            **picked(member, "name", "address", "listen", "rows", "fingerprint"),
+            "noise": guarantees.privacy.noise_of(node), "neighbours": list(agreement.neighbours(member.name)),
             "can_learn": None if figure is None else figure.document(),
         })  # fmt: skip
     return {
-        "file": str(out), "name": agreement.name, "hash": agreement.hash, "edges": agreement.graph.edges,
-        "directed": agreement.graph.directed, "secure_sum": agreement.has_secure_sums, "members": members,
-        **{key: guarantees.document[key] for key in ("sigma", "sensitivity", "adjacency", "delta")},
-        **{key: guarantees.document[key] for key in ("headline", "covers")},
+        "file": str(out), **picked(agreement, "name", "hash"),
+        **picked(agreement.graph, "edges", "directed"), "secure_sum": agreement.has_secure_sums, "members": members,
+        **{
+            key: guarantees.document[key]
+            for key in ("sigma", "sensitivity", "adjacency", "delta", "headline", "covers")
+        },
     }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from sottovoce.cli.options import (
     code_beside,
     offering,
 )
-from sottovoce.cli.output import answer, print_line, print_note, verbosity
+from sottovoce.cli.output import answer, picked, print_line, print_note, verbosity
 from sottovoce.cli.progress import activity, progress_kept
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.errors import InputError, Unaccountable
@@ -189,10 +189,9 @@ def _document(found: "Plan") -> dict[str, object]:
     question = found.question
     best = found.recommended
     return {
-        "version": __version__, "graph": question.graph.name, "rounds": question.rounds, "epsilon": question.epsilon,
-        "delta": question.delta, "view": question.view, "final_models": question.final_models,
-        "adjacency": question.adjacency, "colluders": question.colluders,
-        "participation": question.participation, "convex": question.convex, "records": _listed(question.records),
+        "version": __version__, "graph": question.graph.name,
+        **picked(question, "rounds", "epsilon", "delta", "view", "final_models", "adjacency", "colluders"),
+        **picked(question, "participation", "convex"), "records": _listed(question.records),
         "dimension": question.dimension, "sensitivity": _listed(question.sensitivity),
         "ranked": [_entry(entry, question.delta) for entry in found.ranked],
         "not_applicable": [{**one._asdict(), "settings": dict(one.settings)} for one in found.refused],
@@ -206,12 +205,11 @@ def _listed(values: "float | tuple[float, ...]") -> "float | list[float]":
 
 def _entry(entry: "Entry", delta: float) -> dict[str, object]:
     return {
-        "algorithm": entry.algorithm, "settings": dict(entry.settings), "weights": entry.weights,
+        **picked(entry, "algorithm", "weights", "error_node", "bytes_per_node"), "settings": dict(entry.settings),
         "sigma": _listed(entry.sigma),
         "guarantee": entry.guarantee.document(delta),
         "sampled": None if entry.sampled is None else entry.sampled.document(), "covers": entry.covers.document(),
-        "error_average_model": entry.error_average, "error_node": entry.error_node,
-        "not_predicted": entry.unpredicted or None, "bytes_per_node": entry.bytes_per_node,
+        "error_average_model": entry.error_average, "not_predicted": entry.unpredicted or None,
     }  # fmt: skip
 
 

@@ -149,9 +149,8 @@ def test_pairs_of_a_sample_say_so(sotto, monkeypatch):
     document = json.loads(sotto(line, "--json")[1])
     assert (document["pairs"], len(document["sampled_attackers"]), len(document["mu"])) == (21, 3, 3)
     assert "A sample: 3 of 8 attackers, drawn with seed 0; others may learn more." in sotto(line)[1]
-    assert "; take fewer rounds" in sotto("account --graph ring:60 --rounds 20000 --all-pairs --sample 1")[2]
     monkeypatch.setattr("sottovoce.privacy.all_pairs.pairs_cost", lambda *_, **__: limits.Cost(seconds=1200.0))
-    assert "take --sample 1, fewer rounds" in sotto(line)[2]
+    assert "take a --sample, fewer rounds" in sotto(line)[2]
 
 
 def test_pairs_that_are_stopped_say_what_is_kept(sotto, monkeypatch, tmp_path):
