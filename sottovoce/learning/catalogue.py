@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
@@ -135,9 +135,8 @@ def shipped_rows(name: str, file: str, *, heading: int = 0) -> tuple[NDArray[np.
     A version that keeps the file elsewhere is asked itself.
     """
     package = find_spec("sklearn")
-    folders = [] if package is None else package.submodule_search_locations or []
-    path = next((path for folder in folders if (path := Path(folder, "datasets", "data", file)).is_file()), None)
-    if path is None:
+    path = Path(package.origin).parent / "datasets" / "data" / file if package and package.origin else Path(file)
+    if not path.is_file():
         from sklearn import datasets
 
         features, labels = getattr(datasets, f"load_{name}")(return_X_y=True)
@@ -208,15 +207,7 @@ def _housing_longitude(folder: Path, seed: int) -> Rows:
     return _table(raw[:, :8], targets, held_out(targets, seed), notes, ("east", "west"))
 
 
-def _mnist(folder: Path, seed: int) -> Rows:
-    return _idx_images(MNIST_FILES, folder, DIGITS)
-
-
-def _fashion_mnist(folder: Path, seed: int) -> Rows:
-    return _idx_images(FASHION_FILES, folder, FASHION)
-
-
-def _idx_images(files: tuple[File, ...], folder: Path, classes: tuple[str, ...]) -> Rows:
+def _idx_images(files: tuple[File, ...], classes: tuple[str, ...], folder: Path, seed: int) -> Rows:
     train_labels, test_labels = (_labels(files[part], folder, rows) for part, rows in ((1, 60_000), (3, 10_000)))
     train, test = files[0].idx(folder, (60_000, 28, 28)), files[2].idx(folder, (10_000, 28, 28))
     examples, test_inputs = _scaled_pixels(train, test, 1)
@@ -240,7 +231,7 @@ def _mnist_writers(folder: Path, seed: int) -> Rows:
         for what in ("label", "writer")
     }
     known = WRITERS_FILE.npz(folder, wanted)
-    plain = _mnist(folder, seed)
+    plain = _idx_images(MNIST_FILES, DIGITS, folder, seed)
     for part, labels in (("train", plain.targets), ("test", plain.test_targets)):
         differ = np.flatnonzero(known[f"{part}_label"] != labels)
         if differ.size:
@@ -249,7 +240,7 @@ def _mnist_writers(folder: Path, seed: int) -> Rows:
             )
     writers, test_writers = (known[f"{part}_writer"].astype(np.int64) for part in ("train", "test"))
     notes = (*plain.notes, "groups are NIST's writers, taken from QMNIST; no writer is in both parts")
-    return Rows(**{**vars(plain), "notes": notes, "groups": writers, "test_groups": test_writers})
+    return replace(plain, notes=notes, groups=writers, test_groups=test_writers)
 
 
 def _cifar10(folder: Path, seed: int) -> Rows:
@@ -376,12 +367,13 @@ CATALOGUE = {
         LONGITUDE_TRAP,
     ),
     "mnist": Entry(
-        "classes", _mnist, MNIST_FILES, (60_000, 10_000), "none stated; cite LeCun, Cortes and Burges", LECUN,
+        "classes", partial(_idx_images, MNIST_FILES, DIGITS), MNIST_FILES, (60_000, 10_000),
+        "none stated; cite LeCun, Cortes and Burges", LECUN,
         "training and test images are of different writers",
     ),
     "fashion-mnist": Entry(
-        "classes", _fashion_mnist, FASHION_FILES, (60_000, 10_000), "MIT, Zalando SE", ZALANDO,
-        "altered copies circulate under the same names",
+        "classes", partial(_idx_images, FASHION_FILES, FASHION), FASHION_FILES, (60_000, 10_000), "MIT, Zalando SE",
+        ZALANDO, "altered copies circulate under the same names",
     ),
     "mnist-writers": Entry(
         "classes", _mnist_writers, (*MNIST_FILES, WRITERS_FILE), (60_000, 10_000), "BSD style (QMNIST); as mnist",

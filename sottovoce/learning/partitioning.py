@@ -51,7 +51,13 @@ class Partition:
     indices: tuple[Rows, ...]
     how: str
     seed: int
-    sizes: Sizes
+    label_skew: float | None = None
+
+    @property
+    def sizes(self) -> Sizes:
+        """How evenly rows are spread."""
+        counts = [len(shard) for shard in self.indices]
+        return Sizes(min(counts), float(np.mean(counts)), max(counts), self.label_skew)
 
     @property
     def public_statistics(self) -> tuple[PublicStatistic, ...]:
@@ -106,7 +112,7 @@ def partition(
     else:
         raise InputError(f"partition {how!r}", "known: iid, dirichlet:ALPHA, user, writer", "see docs/data.md")
     kept = tuple(_read_only(rng.permutation(shard)[:rows]) for shard in shards)
-    return Partition(kept, how, seed, _sizes(dataset, kept))
+    return Partition(kept, how, seed, _label_skew(dataset, kept))
 
 
 def _read_only(rows: NDArray[np.integer]) -> Rows:
@@ -223,17 +229,10 @@ def check_names(dataset: Dataset, shards: Partition, node_names: Sequence[Hashab
             )  # fmt: skip
 
 
-def _sizes(dataset: Dataset, shards: tuple[Rows, ...]) -> Sizes:
-    counts = [len(shard) for shard in shards]
-    skew = (
-        _label_skew(np.asarray(dataset.targets, dtype=np.int64), len(dataset.classes), shards)
-        if dataset.classes
-        else None
-    )
-    return Sizes(min(counts), float(np.mean(counts)), max(counts), skew)
-
-
-def _label_skew(labels: Rows, classes: int, shards: tuple[Rows, ...]) -> float:
-    held = np.stack([np.bincount(labels[shard], minlength=classes) for shard in shards])
+def _label_skew(dataset: Dataset, shards: tuple[Rows, ...]) -> float | None:
+    if not dataset.classes:
+        return None
+    labels = np.asarray(dataset.targets, dtype=np.int64)
+    held = np.stack([np.bincount(labels[shard], minlength=len(dataset.classes)) for shard in shards])
     everyone = held.sum(axis=0) / held.sum()
     return float(np.mean(np.abs(held / held.sum(axis=1, keepdims=True) - everyone).sum(axis=1) / 2))

@@ -35,7 +35,7 @@ from sottovoce.learning.catalogue import HELD_OUT, Targets
 from sottovoce.learning.columns import REFUSE, Column, Columns, parse_columns, read_columns
 from sottovoce.learning.datasets import NAMES_A_TABLE, OF_ITS_OWN, Dataset, few
 from sottovoce.learning.lazy_rows import Examples, Floats
-from sottovoce.learning.partitioning import NodeData, Partition, Rows, Sizes
+from sottovoce.learning.partitioning import NodeData, Partition, Rows
 from sottovoce.learning.table_cells import GivenTable, category_text, given_cells, missing_cells, numbers_of, read_cells
 from sottovoce.support.config import DataSettings, Document
 from sottovoce.support.npz import Arrays
@@ -260,9 +260,7 @@ def join_tables(columns: Columns, sizes: Mapping[str, int], tables: Mapping[str,
         shards.append(np.arange(begin, begin + size))
         begin += size
     found = _dataset(columns, OF_ITS_OWN, _joined(train), _joined(held_out or train[:1]))
-    counts = list(sizes.values())
-    spread = Sizes(min(counts), float(np.mean(counts)), max(counts), None)
-    return NodeData(found, Partition(tuple(shards), OF_ITS_OWN, seed, spread))
+    return NodeData(found, Partition(tuple(shards), OF_ITS_OWN, seed))
 
 
 def training_rows(name: str, rows: int) -> int:

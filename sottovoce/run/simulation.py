@@ -42,7 +42,7 @@ from sottovoce.core.topologies import Topology, metropolis
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import Dataset, from_arrays
 from sottovoce.learning.models import Model, wrap_module
-from sottovoce.learning.partitioning import Partition, Sizes
+from sottovoce.learning.partitioning import Partition
 from sottovoce.learning.tasks import Gradients, Task
 from sottovoce.learning.tasks import task as task_of
 from sottovoce.privacy.rounding import round_up
@@ -241,8 +241,7 @@ def _joined(datasets: Sequence[TorchDataset[Any]], test: TorchDataset[Any]) -> t
     found = from_arrays(inputs, targets, test=_arrays(test, "test"))
     stops = np.cumsum([len(part[1]) for part in parts])
     held = tuple(np.arange(stop - len(part[1]), stop) for part, stop in zip(parts, stops, strict=True))
-    counts = [len(rows) for rows in held]
-    return found, Partition(held, "own data sets", 0, Sizes(min(counts), float(np.mean(counts)), max(counts), None))
+    return found, Partition(held, "own data sets", 0)
 
 
 def _arrays(rows: TorchDataset[Any], what: str) -> tuple[NDArray[np.generic], NDArray[np.generic]]:

@@ -23,7 +23,7 @@ from sottovoce.learning.engines import Functional, Stack, engine_for
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.model_checks import what_a_gradient_changes
 from sottovoce.learning.modules import state_of
-from sottovoce.learning.partitioning import Partition, Sizes
+from sottovoce.learning.partitioning import Partition
 from sottovoce.learning.tasks import task
 from sottovoce.support.threads import threads
 
@@ -93,9 +93,7 @@ def job_of(name, engine, *, norm=False, shards=SHARDS, dtype=torch.float32):
     make, kind = MODELS[name]
     data = made_up(kind)
     data = data.max_norm(3.0) if norm else data
-    counts = [len(shard) for shard in shards]
-    held = Partition(shards, "own", 0, Sizes(min(counts), float(np.mean(counts)), max(counts), None))
-    return task(data, held, make(), engine=engine, dtype=dtype)
+    return task(data, Partition(shards, "own", 0), make(), engine=engine, dtype=dtype)
 
 
 def with_hostile(job, chosen):
@@ -344,7 +342,7 @@ def _forget():
 @pytest.mark.parametrize("how", [*OF_THE_MODULE, *OUTSIDE])
 def test_a_module_that_keeps_something_is_refused(how):
     with pytest.raises(InputError, match="keeping: a gradient changes "):
-        task(made_up("classes"), Partition(SHARDS, "own", 0, Sizes(4, 20 / 3, 9, None)), keeping(how))
+        task(made_up("classes"), Partition(SHARDS, "own", 0), keeping(how))
 
 
 @pytest.mark.parametrize("how", OF_THE_MODULE)
