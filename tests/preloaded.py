@@ -8,7 +8,8 @@ import sottovoce.cli.run
 import sottovoce.distributed.ranks
 import sottovoce.federation.joining
 import sottovoce.report.page
-import sottovoce.run.parallel  # noqa: F401
+import sottovoce.run.execute
+import sottovoce.support.worker_processes  # noqa: F401
 import tests.distributed.ranked  # noqa: F401
 
 torch.set_num_threads(1)  # a pool of threads would not survive a fork

@@ -329,9 +329,8 @@ def _run_in_processes(plan: RunPlan, processes: int) -> None:
 def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution) -> None:
     """Carry out all runs, write the page of results, and print its table."""
     from sottovoce.report.sweep_report import write_results
-    from sottovoce.run.parallel import run_experiments
     from sottovoce.run.run_documents import final_average_text
-    from sottovoce.run.sweep import sweep_rows
+    from sottovoce.run.sweep import run_experiments, sweep_rows
 
     name, about, before = plan.name, plan.runs[0].experiment.about, how.finished(plan.runs)
     with activity(name) as work:

@@ -22,14 +22,14 @@ from sottovoce.report.pairwise_leakage import FigureKind, pairwise_leakage
 from sottovoce.report.picture_gallery import stored_pictures
 from sottovoce.run.finished_run import open_run
 from sottovoce.run.layout import RunFiles
-from sottovoce.run.parallel import map_in_processes, run_experiments
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.protocol import topology_of
-from sottovoce.run.sweep import FinishedSweepRun, SweepRun, expand_sweep
+from sottovoce.run.sweep import FinishedSweepRun, SweepRun, expand_sweep, run_experiments
 from sottovoce.support.config import Document, apply_overrides, read_settings_file
 from sottovoce.support.files import check_folder
 from sottovoce.support.json_numbers import to_json
 from sottovoce.support.threads import WORKERS
+from sottovoce.support.worker_processes import map_in_processes
 
 RECIPE = Path(__file__).with_name("demo.toml")
 

@@ -25,7 +25,6 @@ from sottovoce.errors import InputError
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.run.finished_run import FinishedRun, open_run
 from sottovoce.run.layout import make_folder
-from sottovoce.run.parallel import map_in_processes
 from sottovoce.run.recording import Messages, Recorder
 from sottovoce.run.training_run import TrainingRun
 from sottovoce.support.auditor_key import is_signed, sign
@@ -35,6 +34,7 @@ from sottovoce.support.json_numbers import JSON
 from sottovoce.support.npz import Arrays, read_checked_npz, write_npz
 from sottovoce.support.progress import Note, Progress
 from sottovoce.support.threads import WORKERS, threads
+from sottovoce.support.worker_processes import map_in_processes
 
 
 @lru_cache(maxsize=1)

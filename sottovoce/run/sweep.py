@@ -20,14 +20,21 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sottovoce.errors import InputError
+from sottovoce.errors import Diverged, InputError
+from sottovoce.run.layout import RunFiles
 from sottovoce.run.run_documents import LESS_IS_BETTER, final_mean, metric_of
 from sottovoce.support.config import Document, Experiment, check_document, merge, parse_experiment, set_key
+from sottovoce.support.progress import Progress
+from sottovoce.support.threads import WORKERS
+from sottovoce.support.worker_processes import map_in_processes
 
 Point = tuple[tuple[str, Any], ...]
 """Settings by their dotted keys, with one value each."""
@@ -142,6 +149,46 @@ class FinishedSweepRun:
     def final_mean(self, pick: Callable[[Document], float]) -> float:
         """A figure of the run as `final_figures` has it; NaN where it diverged."""
         return math.nan if self.diverged else final_mean(self.lines, self.run.experiment.metrics.final_rounds, pick)
+
+
+def run_experiments(
+    runs: Sequence[SweepRun],
+    out: Path,
+    *,
+    data: Path | None = None,
+    resume: bool = False,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> list[FinishedSweepRun]:
+    """Carry out all runs of a sweep. Finished ones are only read; one that diverges is noted, any other failure
+    stops the rest. Runs that are stopped save where they are, and go on with `resume`.
+    """
+    results: dict[str, Document] = {}
+    act = partial(_attempt, out=out, data=data, resume=resume)
+    experiments = [run.experiment for run in runs]
+    with closing(map_in_processes(act, experiments, min(jobs or WORKERS, len(runs)))) as answers:
+        for experiment, result in answers:
+            results[experiment.name] = result
+            if progress is not None:
+                progress(len(results), len(runs))
+    return [
+        FinishedSweepRun(run, results[run.experiment.name], RunFiles(out / run.experiment.name).lines()) for run in runs
+    ]
+
+
+def _attempt(experiment: Experiment, out: Path, data: Path | None, resume: bool) -> Document:
+    """The result of a run, or of one that diverged the reason and its guarantee."""
+    from sottovoce.run.execute import run_experiment  # what a sweep asks for is known without loading torch
+
+    folder = out / experiment.name
+    try:
+        return run_experiment(experiment, folder, data=data, resume=resume)
+    except Diverged as error:
+        privacy = RunFiles(folder).document(RunFiles(folder).privacy) or {}
+        return {
+            "name": experiment.name, "diverged": error.found, "headline": privacy.get("headline"),
+            "sigma": privacy.get("sigma"), "delta": experiment.privacy.delta, "seconds": 0.0,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ import pytest
 
 from sottovoce import InputError, Unaccountable
 from sottovoce.cli.run import _spent_text
-from sottovoce.run.parallel import run_experiments
-from sottovoce.run.sweep import SweepRun, expand_sweep
+from sottovoce.run.sweep import SweepRun, expand_sweep, run_experiments
 from tests.distributed.test_launch import children
 from tests.run.killed import experiment
 from tests.run.test_checkpoint import contents

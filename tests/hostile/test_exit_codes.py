@@ -80,7 +80,7 @@ def end_this_process(*_, **__):
 
 
 def killed_sweep(monkeypatch) -> str:
-    monkeypatch.setattr("sottovoce.run.parallel._attempt", end_this_process)
+    monkeypatch.setattr("sottovoce.run.sweep._attempt", end_this_process)
     Path("try.toml").write_text("seeds = [0, 1]\n" + SETTINGS)
     return "run try.toml --jobs 2"
 
@@ -216,7 +216,7 @@ FAILURES = {
     "matrix_factorization/optimizer.py": "sottovoce has a defect",
     "report/figure_files.py": "sottovoce has a defect",
     "report/printing.py": "a browser does not print the page",
-    "run/parallel.py": "a process of the run, or of a sweep, was ended",
+    "support/worker_processes.py": "a process of the run, or of a sweep, was ended",
 }
 """Where a failure of the machine is raised, and which row it is."""
 

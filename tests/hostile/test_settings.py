@@ -34,7 +34,7 @@ def untrained(monkeypatch, tmp_path):
 
     monkeypatch.setattr(sys.modules["sottovoce.cli.app"], "app", GROUP)
     monkeypatch.setattr("sottovoce.run.execute.run_experiment", run_experiment)
-    monkeypatch.setattr("sottovoce.run.parallel.run_experiments", run_experiments)
+    monkeypatch.setattr("sottovoce.run.sweep.run_experiments", run_experiments)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SOTTOVOCE_DATA", raising=False)
 

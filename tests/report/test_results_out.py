@@ -51,8 +51,7 @@ def swept(tmp_path_factory):
     from sottovoce.attacks.on_sweeps import attack_rows, check_attacks
     from sottovoce.report.attack_report import write_attacks
     from sottovoce.report.sweep_report import write_results
-    from sottovoce.run.parallel import run_experiments
-    from sottovoce.run.sweep import expand_sweep, sweep_rows
+    from sottovoce.run.sweep import expand_sweep, run_experiments, sweep_rows
 
     out, document = tmp_path_factory.mktemp("swept"), tomllib.loads(SWEEP)
     runs = expand_sweep(document)

@@ -1,4 +1,4 @@
-"""Many runs at once, each in a process of its own, on as many cores as there are."""
+"""One function for many items, in as many processes as there are cores; all stop together."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
@@ -16,57 +15,13 @@ from pathlib import Path
 from pickle import PicklingError
 from typing import Any, Generic, TypeVar
 
-from sottovoce.errors import Diverged, SottovoceError
-from sottovoce.run.execute import run_experiment
-from sottovoce.run.layout import RunFiles
-from sottovoce.run.sweep import FinishedSweepRun, SweepRun
-from sottovoce.support.config import Document, Experiment
+from sottovoce.errors import SottovoceError
 from sottovoce.support.limits import limits_are_lifted, limits_lifted
 from sottovoce.support.own_code import code_folder, code_from, raised_in_own_code
 from sottovoce.support.processes import STOPPING_SIGNALS, end_with_parent, signals_blocked, unblock_signals
-from sottovoce.support.progress import Progress
-from sottovoce.support.threads import WORKERS
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-
-
-def run_experiments(
-    runs: Sequence[SweepRun],
-    out: Path,
-    *,
-    data: Path | None = None,
-    resume: bool = False,
-    jobs: int | None = None,
-    progress: Progress | None = None,
-) -> list[FinishedSweepRun]:
-    """Carry out all runs of a sweep. Finished ones are only read; one that diverges is noted, any other failure
-    stops the rest. Runs that are stopped save where they are, and go on with `resume`.
-    """
-    results: dict[str, Document] = {}
-    act = partial(_attempt, out=out, data=data, resume=resume)
-    experiments = [run.experiment for run in runs]
-    with closing(map_in_processes(act, experiments, min(jobs or WORKERS, len(runs)))) as answers:
-        for experiment, result in answers:
-            results[experiment.name] = result
-            if progress is not None:
-                progress(len(results), len(runs))
-    return [
-        FinishedSweepRun(run, results[run.experiment.name], RunFiles(out / run.experiment.name).lines()) for run in runs
-    ]
-
-
-def _attempt(experiment: Experiment, out: Path, data: Path | None, resume: bool) -> Document:
-    """The result of a run, or of one that diverged the reason and its guarantee."""
-    folder = out / experiment.name
-    try:
-        return run_experiment(experiment, folder, data=data, resume=resume)
-    except Diverged as error:
-        privacy = RunFiles(folder).document(RunFiles(folder).privacy) or {}
-        return {
-            "name": experiment.name, "diverged": error.found, "headline": privacy.get("headline"),
-            "sigma": privacy.get("sigma"), "delta": experiment.privacy.delta, "seconds": 0.0,
-        }  # fmt: skip
 
 
 def map_in_processes(
