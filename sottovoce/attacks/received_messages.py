@@ -15,7 +15,6 @@ start) is the same run with everything else set to zero. The loop is run a secon
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -26,7 +25,6 @@ from sottovoce.core.arrays import Rows, to_numpy
 from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.grid import NoiseOnGrid
-from sottovoce.core.integer_sums import SumGrid
 from sottovoce.core.loop import play_round, start_run
 from sottovoce.core.loop_inputs import Gradient, LoopInputs
 from sottovoce.core.noise import FactoredMatrix
@@ -119,30 +117,24 @@ class _KnownOnly:
 
     def noise(self, sources: Sources, matrix: FactoredMatrix, round: int, step: int) -> Rows:
         """Only what comes from known sources."""
-        return self._inner.noise(sources, self._known(sources, matrix), round, step)
+        return self._inner.noise(*self._known(sources, matrix), round, step)
 
     def correlated(self, correlation: Correlation, sources: Sources, matrix: FactoredMatrix, round: int) -> Rows:
         """Only what comes from known sources."""
-        return self._inner.correlated(correlation, sources, self._known(sources, matrix), round)
+        return self._inner.correlated(correlation, *self._known(sources, matrix), round)
 
-    def rounded_sum(self, gradient: Rows, noise: NoiseOnGrid, round: int) -> Rows:
+    def released(self, values: Rows, noise: NoiseOnGrid, round: int) -> Rows:
         """Only with noise from known sources."""
-        known = tuple(replace(term, matrix=self._known(term.sources, term.matrix)) for term in noise.terms)
-        return self._inner.rounded_sum(gradient, replace(noise, terms=known), round)
-
-    def discrete_sum(self, gradient: Rows, grid: SumGrid, round: int) -> Rows:
-        """Only with noise of nodes that the view knows."""
-        known = known_of(grid.term.sources, self._view)
-        return self._inner.discrete_sum(gradient, grid.with_noise_of(known), round)
+        return self._inner.released(values, noise.among(self._known), round)
 
     def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> Rows:
         """As in the run itself."""
         return self._inner.compress(operator, rows, round, step)
 
-    def _known(self, sources: Sources, matrix: FactoredMatrix) -> FactoredMatrix:
+    def _known(self, sources: Sources, matrix: FactoredMatrix) -> tuple[Sources, FactoredMatrix]:
         keep = sparse.diags_array(known_of(sources, self._view).astype(float), format="csr")
         right = None if matrix.right is None else _nonzero(matrix.right @ keep)
-        return FactoredMatrix(_nonzero(matrix.plain @ keep), matrix.left, right)
+        return sources, FactoredMatrix(_nonzero(matrix.plain @ keep), matrix.left, right)
 
 
 def _nonzero(matrix: sparse.csr_array) -> sparse.csr_array:

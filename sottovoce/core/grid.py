@@ -30,7 +30,7 @@ Shapes: N nodes, D parameters, E directed edges.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal, TypeAlias
@@ -45,7 +45,8 @@ from sottovoce.core.compression import Identity
 from sottovoce.core.correlation import Correlation, of_node
 from sottovoce.core.gossip import Gossip
 from sottovoce.core.mixing import TOLERANCE, Mixing
-from sottovoce.core.noise import NoiseTerm, PerNode, ZeroSum
+from sottovoce.core.noise import FactoredMatrix, Noise, NoiseTerm, PerNode, ZeroSum
+from sottovoce.core.noise_sources import Sources
 from sottovoce.core.sensitivity import in_units_of_largest, largest
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError, Unaccountable
@@ -65,16 +66,30 @@ ExactNoiseChoice: TypeAlias = bool | Literal["auto", "where-possible"]
 
 @dataclass(frozen=True, eq=False)
 class NoiseOnGrid:
-    """The noise of one round, in steps of a grid: what `rounded_sum` adds to gradients."""
+    """The noise of one round: what is added to gradients before they become multiples of `step`.
+
+    Real numbers, and the sum is rounded; or, for sums of integers, `whole` steps: discrete Gaussians that are at least
+    as large, added to rounded gradients.
+    """
 
     step: float
-    terms: tuple[NoiseTerm, ...]
-    correlation: Correlation | None
+    in_units: tuple[NoiseTerm, ...]
+    correlation: Correlation | None = None
+    whole: bool = False
 
     @cached_property
-    def in_units(self) -> tuple[NoiseTerm, ...]:
-        """The same noise in the units of gradients."""
-        return tuple(replace(term, matrix=term.matrix.scaled(self.step)) for term in self.terms)
+    def terms(self) -> tuple[NoiseTerm, ...]:
+        """The same noise in steps. These are powers of two, so that nothing is rounded."""
+        return tuple(replace(term, matrix=term.matrix.scaled(1 / self.step)) for term in self.in_units)
+
+    def among(self, part: PartOfNoise) -> NoiseOnGrid:
+        """What some nodes, or some sources, have of it."""
+        here = (NoiseTerm(*part(term.sources, term.matrix)) for term in self.in_units)
+        return replace(self, in_units=tuple(here))
+
+
+PartOfNoise: TypeAlias = Callable[[Sources, FactoredMatrix], tuple[Sources, FactoredMatrix]]
+"""Some of the sources of a noise, and what of its matrix they are for."""
 
 
 def grid_step(algorithm: Algorithm, mixing: Mixing) -> float:
@@ -121,24 +136,16 @@ def power_of_two_below(value: float) -> float:
 
 
 def noise_on_grid(algorithm: Algorithm, mixing: Mixing) -> NoiseOnGrid:
-    """The noise of a round in steps of the grid."""
-    noise, sensitivity = algorithm.noise, algorithm.sensitivity
-    terms = in_units_of_largest(noise.local(mixing), sensitivity)
-    return _on_grid(terms, largest(sensitivity), _Same(noise.correlation))
-
-
-@dataclass(frozen=True)
-class _Same:
-    """A correlation as part of a key."""
-
-    correlation: Correlation | None
+    """The noise of a round, and the step of its grid."""
+    return _on_grid(algorithm.noise, algorithm.sensitivity, mixing)
 
 
 @lru_cache(maxsize=32)
-def _on_grid(terms: tuple[NoiseTerm, ...], sensitivity: float, over_rounds: _Same) -> NoiseOnGrid:
-    step = _step_for(sensitivity * _least_of_own(terms, over_rounds.correlation))
-    matrices = [(term, term.matrix.scaled(sensitivity).scaled(1 / step)) for term in terms]
-    return NoiseOnGrid(step, tuple(replace(term, matrix=matrix) for term, matrix in matrices), over_rounds.correlation)
+def _on_grid(noise: Noise, sensitivity: PerNode, mixing: Mixing) -> NoiseOnGrid:
+    terms, unit = in_units_of_largest(noise.local(mixing), sensitivity), largest(sensitivity)
+    step = _step_for(unit * _least_of_own(terms, noise.correlation))
+    in_units = tuple(replace(term, matrix=term.matrix.scaled(unit)) for term in terms)
+    return NoiseOnGrid(step, in_units, noise.correlation)
 
 
 def _own_noise(terms: tuple[NoiseTerm, ...]) -> tuple[float, ...]:
@@ -295,7 +302,7 @@ AT_ONCE = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class MessageGrid:
-    """Messages are multiples of `step`, models of `model_step`; `term` is the noise on messages, in steps of theirs."""
+    """Messages are multiples of `step`, models of `model_step`; `term` is the noise on messages."""
 
     step: float
     model_step: float
@@ -374,8 +381,8 @@ def _message_grid(
 ) -> MessageGrid:
     (term,) = terms
     model_step = power_of_two_below(least_sensitivity * LARGEST_SHARE / math.sqrt(PARAMETERS))
-    in_steps = replace(term, matrix=term.matrix.scaled(scale).scaled(1 / step))
-    return MessageGrid(step, model_step, in_steps, mixing, least_sensitivity)
+    in_units = replace(term, matrix=term.matrix.scaled(scale))
+    return MessageGrid(step, model_step, in_units, mixing, least_sensitivity)
 
 
 @lru_cache(maxsize=64)
@@ -385,4 +392,4 @@ def _noise_of(grid: MessageGrid, sender_bytes: bytes, receiver_bytes: bytes) -> 
     assert edges is not None
     at = np.searchsorted(edges.sender * n + edges.receiver, sender * n + receiver)
     chosen = sparse.csr_array((np.ones(len(at)), (np.arange(len(at)), at)), shape=(len(at), len(edges.sender)))
-    return NoiseOnGrid(grid.step, (replace(grid.term, matrix=grid.term.matrix.after(chosen), edges=None),), None)
+    return NoiseOnGrid(grid.step, (NoiseTerm(grid.term.sources, grid.term.matrix.after(chosen)),))

@@ -20,10 +20,10 @@ Shapes: N nodes, D parameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -33,9 +33,9 @@ from scipy import sparse
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.arrays import Reals
 from sottovoce.core.discrete_gaussians import LARGEST_SIGMA
+from sottovoce.core.grid import NoiseOnGrid, power_of_two_below
 from sottovoce.core.mixing import Mixing
-from sottovoce.core.noise import FactoredMatrix, NoiseTerm
-from sottovoce.core.random_streams import RandomSource, RandomStream
+from sottovoce.core.noise import NoiseTerm
 from sottovoce.core.sensitivity import in_units_of_largest, largest
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import Diverged, InputError
@@ -196,37 +196,19 @@ SUMS = 2**60
 
 @dataclass(frozen=True, eq=False)
 class SumGrid:
-    """Values are integers times `step`; each of its nodes adds a discrete Gaussian of so many steps, `sigma_N`.
+    """Values are integers times `step`; each node adds a discrete Gaussian of so many steps, `sigma_N`.
 
     Nodes may have sensitivities of their own: noise is in units of the largest, rounding weighs most on the least.
-    `bounds_N[v]` is what the sum that node v gets stays within, its own integers counted.
+    `bounds_N[v]` is what the sum that node v gets stays within, its own integers counted. `noise` is what was asked
+    for; what is added is a little more.
     """
 
     step: float
-    sensitivity: float
     least_sensitivity: float
-    nodes: tuple[int, ...]
     sigma_N: tuple[int, ...]
-    term: NoiseTerm
+    noise: NoiseOnGrid
     weights: IntegerWeights
     bounds_N: tuple[int, ...]
-
-    @cached_property
-    def in_units(self) -> FactoredMatrix:
-        """The noise that was asked for, in the units of gradients; what is added is a little more."""
-        return self.term.matrix.scaled(self.sensitivity)
-
-    def streams(self, source: RandomSource, round: int) -> Iterator[RandomStream]:
-        """The random stream of each of its nodes, for the noise of a round."""
-        return (self.term.sources.stream(source, node, round, 0) for node in self.nodes)
-
-    def with_noise_of(self, which_N: NDArray[np.bool_]) -> SumGrid:
-        """The same grid where only some nodes add their noise."""
-        return replace(self, sigma_N=tuple(np.where(which_N, self.sigma_N, 0).tolist()))
-
-    def of(self, nodes: NDArray[np.intp]) -> SumGrid:
-        """The same grid for the rows of some nodes."""
-        return replace(self, nodes=tuple(nodes.tolist()), sigma_N=tuple(self.sigma_N[node] for node in nodes))
 
     def mixed(self, rows_ND: Reals) -> Reals:
         """What every node makes of the sum over all nodes, which have equal weights."""
@@ -298,17 +280,15 @@ def _grid(terms: tuple[NoiseTerm, ...], sensitivity: float, mixing: Mixing) -> S
             "use sigma > 0",
         )
     weights = integer_weights(mixing)
-    least_step = math.ldexp(1.0, math.frexp(sensitivity)[1] - 1)  # the power of two that is not above it
     for finer in range(FINEST, COARSEST - 1, -1):
-        step = math.ldexp(least_step, -finer)
-        sigma = tuple(math.ceil(size * sensitivity / step) for size in sizes.tolist())
+        step = math.ldexp(power_of_two_below(sensitivity), -finer)
+        sigma = tuple(whole_sizes(sizes * sensitivity / step))
         largest_value = math.ceil(LARGEST_VALUE * sensitivity / step)
         try:
             if max(sigma) > LARGEST_SIGMA or largest_value > LARGEST_INTEGER:
                 continue
-            nodes = tuple(range(mixing.n))
-            bounds = _bounds(weights, largest_value, sigma)
-            return SumGrid(step, sensitivity, sensitivity, nodes, sigma, terms[0], weights, bounds)
+            noise = NoiseOnGrid(step, (replace(terms[0], matrix=terms[0].matrix.scaled(sensitivity)),), whole=True)
+            return SumGrid(step, sensitivity, sigma, noise, weights, _bounds(weights, largest_value, sigma))
         except InputError:  # sums do not fit: a coarser grid may do
             continue
     raise InputError(
@@ -316,6 +296,11 @@ def _grid(terms: tuple[NoiseTerm, ...], sensitivity: float, mixing: Mixing) -> S
         f"they do not fit into 64 bits with {2**COARSEST} steps to the sensitivity",
         "use uniform or max-degree weights, or less noise",
     )
+
+
+def whole_sizes(sizes: Reals) -> list[int]:
+    """Standard deviations of discrete Gaussians, in steps, that are not below these."""
+    return [math.ceil(size) for size in sizes.tolist()]
 
 
 def _bounds(weights: IntegerWeights, largest: int, sigma: tuple[int, ...]) -> tuple[int, ...]:

@@ -228,9 +228,9 @@ def _step_locally(
     gradient = inputs.gradient(round, point)
     if algorithm.exact_noise and not algorithm.noise.edge(mixing):
         if sums_over_all(algorithm):
-            released = inputs.discrete_sum(gradient, sum_grid(algorithm, mixing), round)
+            released = inputs.released(gradient, sum_grid(algorithm, mixing).noise, round)
         else:
-            released = inputs.rounded_sum(gradient, noise_on_grid(algorithm, mixing), round)
+            released = inputs.released(gradient, noise_on_grid(algorithm, mixing), round)
         watch.takes(mixing, point, gradient, released, 0.0)
         return point, _after(mixing, algorithm.local(state, released, 0.0), state)
     noise = _local_noise(algorithm, mixing, inputs, round)

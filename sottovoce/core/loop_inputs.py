@@ -13,7 +13,6 @@ from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.grid import NoiseOnGrid
-from sottovoce.core.integer_sums import SumGrid
 from sottovoce.core.noise import FactoredMatrix
 from sottovoce.core.noise_sources import Sources
 
@@ -30,11 +29,8 @@ class LoopInputs(Protocol):
     def correlated(self, correlation: Correlation, sources: Sources, matrix: FactoredMatrix, round: int) -> Rows:
         """`matrix @ (C^-1 Z)_round`."""
 
-    def rounded_sum(self, gradient: Rows, noise: NoiseOnGrid, round: int) -> Rows:
-        """The gradient plus this noise, rounded to the noise's grid as if both were real numbers."""
-
-    def discrete_sum(self, gradient: Rows, grid: SumGrid, round: int) -> Rows:
-        """The gradient rounded to the grid, plus discrete Gaussians: whole multiples of its step, in float64."""
+    def released(self, values: Rows, noise: NoiseOnGrid, round: int) -> Rows:
+        """Values plus noise as multiples of a step: rounded as if both were real numbers, or whole steps in float64."""
 
     def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> Rows:
         """Every row compressed, with the random stream of its node."""

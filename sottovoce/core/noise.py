@@ -107,6 +107,9 @@ class NoiseTerm:
 class Noise(Protocol):
     """What every noise answers. Hashable, so that its tables are made once per mixing."""
 
+    def __hash__(self) -> int:
+        """By its settings."""
+
     @property
     def correlation(self) -> Correlation | None:
         """How a source is correlated with itself over rounds; None: fresh every round."""

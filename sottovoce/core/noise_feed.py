@@ -20,7 +20,7 @@ from sottovoce.core.correlation import Correlation, for_sources, groups_of
 from sottovoce.core.discrete_gaussians import draw_discrete_gaussians
 from sottovoce.core.exact_gaussians import fine_, guess_
 from sottovoce.core.grid import NoiseOnGrid
-from sottovoce.core.integer_sums import SumGrid, encoded
+from sottovoce.core.integer_sums import Integers, encoded, whole_sizes
 from sottovoce.core.loop_inputs import Gradient
 from sottovoce.core.noise import FactoredMatrix
 from sottovoce.core.noise_key import public_stream
@@ -111,21 +111,25 @@ class NoiseFeed:
         """`matrix @ Z`, a block of sources at a time."""
         return arrays.convert(self._drawn(sources, matrix, round, step, arrays.numpy_dtype(self._like)), self._like)
 
-    def rounded_sum(self, gradient: Rows, noise: NoiseOnGrid, round: int) -> Rows:
-        """The gradient plus `matrix @ Z` of all terms, rounded to the grid as if they were real numbers."""
-        values = arrays.to_numpy(gradient)
+    def released(self, values: Rows, noise: NoiseOnGrid, round: int) -> Rows:
+        """Values plus `matrix @ Z` of all terms, rounded to the grid as if they were real numbers; or whole steps."""
+        values_ND = arrays.to_numpy(values)
+        if noise.whole:
+            return arrays.in_float64(self._whole_steps(values_ND, noise, round) * noise.step, values)
         sums, known = (self._fresh_sums if noise.correlation is None else self._correlated_sums)(noise, round)
-        exact = ExactSum(values, noise, self._source, round)
-        return arrays.convert(rounded_sum_(values, sums, known, noise.step, exact.decide), gradient)
+        exact = ExactSum(values_ND, noise, self._source, round)
+        return arrays.convert(rounded_sum_(values_ND, sums, known, noise.step, exact.decide), values)
 
-    def discrete_sum(self, gradient: Rows, grid: SumGrid, round: int) -> Rows:
-        """The rounded gradient of every node, and a discrete Gaussian of its own stream."""
-        values = arrays.to_numpy(gradient)
-        released = encoded(values, grid.step)
-        for row, stream in enumerate(grid.streams(self._source, round)):
-            if grid.sigma_N[row]:
-                released[row] += draw_discrete_gaussians(stream, values.shape[1], grid.sigma_N[row])
-        return arrays.in_float64(released * grid.step, gradient)
+    def _whole_steps(self, values: Reals, noise: NoiseOnGrid, round: int) -> Integers:
+        """The rounded values of every node, and a discrete Gaussian of its own stream."""
+        (term,), steps = noise.terms, encoded(values, noise.step)
+        sizes = term.matrix.diagonal()
+        assert sizes is not None
+        for node, sigma in enumerate(whole_sizes(sizes)):
+            if sigma:
+                stream = term.sources.stream(self._source, node, round, 0)
+                steps[node] += draw_discrete_gaussians(stream, values.shape[1], sigma)
+        return steps
 
     def _fresh_sums(self, noise: NoiseOnGrid, round: int) -> tuple[Reals, NoiseBounds]:
         """`matrix @ Z` of all terms: guesses in float32, or, where these would decide nothing, numbers of float64."""

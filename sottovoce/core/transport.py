@@ -181,7 +181,7 @@ class InProcess:
         models = grid.rounded(arrays.to_numpy(rows))
         gained = np.zeros_like(models)
         for sender, receiver in grid.blocks(models.shape[1]):
-            messages = inputs.rounded_sum(models[sender], grid.noise(sender, receiver), round)
+            messages = inputs.released(models[sender], grid.noise(sender, receiver), round)
             shares = grid.shares(arrays.to_numpy(messages), sender, receiver)
             gained += sums_of_shares(shares, receiver, sender, self.n)
         mixed, sent = (arrays.convert(values, rows) for values in (grid.next_models(models, gained), models))
@@ -197,7 +197,7 @@ class InProcess:
         """Every message is known here; its noise is drawn again, for these messages alone."""
         rows = arrays.take(sent, sender)
         if gossip_step.message_grid is not None and arrays.is_plain(rows) and len(sender):
-            return inputs.rounded_sum(rows, gossip_step.message_grid.noise(sender, receiver), gossip_step.round)
+            return inputs.released(rows, gossip_step.message_grid.noise(sender, receiver), gossip_step.round)
         for term in gossip_step.edge_noise if len(sender) else ():
             matrix = gossip_step.noise_on_edges(term, sender, receiver)
             rows = rows + inputs.noise(term.sources, matrix, gossip_step.round, gossip_step.step)

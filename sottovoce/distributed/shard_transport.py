@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -25,10 +24,10 @@ from sottovoce.core.compression import Compression
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.grid import MessageGrid, NoiseOnGrid, sums_of_shares
-from sottovoce.core.integer_sums import ModelGrid, SumGrid
+from sottovoce.core.integer_sums import ModelGrid
 from sottovoce.core.loop_inputs import Gradient, LoopInputs
 from sottovoce.core.mixing import Mixing
-from sottovoce.core.noise import FactoredMatrix, NoiseTerm
+from sottovoce.core.noise import FactoredMatrix
 from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.random_streams import RandomSource
@@ -76,14 +75,9 @@ class ShardedFeed:
         """Earlier rounds are remembered for the nodes here."""
         return self._sharded(self._feed.correlated(correlation, *self._here(sources, matrix), round))
 
-    def rounded_sum(self, gradient: Rows, noise: NoiseOnGrid, round: int) -> ShardedRows:
+    def released(self, values: Rows, noise: NoiseOnGrid, round: int) -> ShardedRows:
         """The rows of the nodes here."""
-        here = tuple(NoiseTerm(*self._here(term.sources, term.matrix)) for term in noise.terms)
-        return self._sharded(self._feed.rounded_sum(as_sharded(gradient).own, replace(noise, terms=here), round))
-
-    def discrete_sum(self, gradient: Rows, grid: SumGrid, round: int) -> ShardedRows:
-        """The rows of the nodes here."""
-        return self._sharded(self._feed.discrete_sum(as_sharded(gradient).own, grid.of(self._shard.nodes), round))
+        return self._sharded(self._feed.released(as_sharded(values).own, noise.among(self._here), round))
 
     def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> ShardedRows:
         """The rows of the nodes here."""
@@ -99,7 +93,7 @@ class ShardedFeed:
         rows = sent.taken(sender)
         if gossip_step.message_grid is not None and len(sender):
             noise = gossip_step.message_grid.noise(sender, receiver)
-            return as_tensor(self._feed.rounded_sum(rows, noise, gossip_step.round))
+            return as_tensor(self._feed.released(rows, noise, gossip_step.round))
         for term in gossip_step.edge_noise:
             matrix = gossip_step.noise_on_edges(term, sender, receiver)
             rows += as_tensor(self._feed.noise(term.sources, matrix, gossip_step.round, gossip_step.step))

@@ -31,7 +31,6 @@ from sottovoce.core.arrays import Reals, Rows, convert, to_numpy
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.grid import NoiseOnGrid
-from sottovoce.core.integer_sums import SumGrid
 from sottovoce.core.loop_inputs import Gradient
 from sottovoce.core.noise import FactoredMatrix
 from sottovoce.core.noise_sources import Sources
@@ -254,25 +253,16 @@ class RecordedInputs(ShardedFeed):
         self._journal.note(place, GRADIENT, to_numpy(found.own))
         return found
 
-    def rounded_sum(self, gradient: Rows, noise: NoiseOnGrid, round: int) -> ShardedRows:
-        """What is released: drawn once."""
-        if self._journal.replayed(Place(round, 0)) is not None:
-            return as_sharded(gradient)
-        found = self._release(super().rounded_sum(gradient, noise, round), round)
+    def released(self, values: Rows, noise: NoiseOnGrid, round: int) -> ShardedRows:
+        """What is released: drawn once, and recorded in place of the gradient that is in it."""
+        place = Place(round, 0)
+        if self._journal.replayed(place) is not None:
+            return as_sharded(values)
+        found = super().released(values, noise, round)
+        self._journal.forget_note(place, GRADIENT)
+        self._journal.note(place, RELEASED, to_numpy(found.own))
         if noise.correlation is not None:
             self._keep_keys()
-        return found
-
-    def discrete_sum(self, gradient: Rows, grid: SumGrid, round: int) -> ShardedRows:
-        """What is released into a secure sum: drawn once."""
-        if self._journal.replayed(Place(round, 0)) is not None:
-            return as_sharded(gradient)
-        return self._release(super().discrete_sum(gradient, grid, round), round)
-
-    def _release(self, found: ShardedRows, round: int) -> ShardedRows:
-        """Record a sum in place of the gradient that is in it."""
-        self._journal.forget_note(Place(round, 0), GRADIENT)
-        self._journal.note(Place(round, 0), RELEASED, to_numpy(found.own))
         return found
 
     def noise(self, sources: Sources, matrix: FactoredMatrix, round: int, step: int) -> ShardedRows:

@@ -14,7 +14,6 @@ from sottovoce.core.compression import Compression, RandomK
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.grid import NoiseOnGrid
-from sottovoce.core.integer_sums import SumGrid
 from sottovoce.core.loop_inputs import LoopInputs
 from sottovoce.core.noise import FactoredMatrix
 from sottovoce.core.noise_key import public_stream
@@ -139,19 +138,15 @@ class Basis:
         """One round does not see the others: the system holds C beside its steps."""
         return self.noise(sources, matrix, round, 0)
 
-    def rounded_sum(self, gradient: Rows, noise: NoiseOnGrid, round: int) -> LinearRows:
-        """The sum: rounding is a function of it."""
-        total = as_linear(gradient)
+    def released(self, values: Rows, noise: NoiseOnGrid, round: int) -> LinearRows:
+        """The sum: rounding is a function of it. What whole numbers cost is counted in `privacy.discrete_noise`."""
+        total = as_linear(values)
         for term in noise.in_units:
             if noise.correlation is None:
                 total = total + self.noise(term.sources, term.matrix, round, 0)
             else:
                 total = total + self.correlated(noise.correlation, term.sources, term.matrix, round)
         return total
-
-    def discrete_sum(self, gradient: Rows, grid: SumGrid, round: int) -> LinearRows:
-        """The sum: what rounding and whole numbers cost is counted in `privacy.discrete_noise`."""
-        return as_linear(gradient) + self.noise(grid.term.sources, grid.in_units, round, 0)
 
     def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> LinearRows:
         """Kept or not, for the coordinate that is traced."""
@@ -189,13 +184,9 @@ class MapInputs(Basis):
         """Columns for the first term; of others, which are added to it, there is nothing more to say."""
         return LinearRows((self.n, 0)) if self.columns("noise").size else self.fresh("noise", self.n)
 
-    def rounded_sum(self, gradient: Rows, noise: NoiseOnGrid, round: int) -> LinearRows:
+    def released(self, values: Rows, noise: NoiseOnGrid, round: int) -> LinearRows:
         """What is released has the columns of the gradient."""
-        return as_linear(gradient)
-
-    def discrete_sum(self, gradient: Rows, grid: SumGrid, round: int) -> LinearRows:
-        """What is released has the columns of the gradient."""
-        return as_linear(gradient)
+        return as_linear(values)
 
 
 # --- around the maps of an algorithm ------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def test_exact_noise_is_each_nodes_own_within_half_a_step():
         fine_(NoiseKey.of_seed(3).stream("node", [node], t, 0), fresh_NTD[node, t])
     true_NTD = [1.5 * np.linalg.solve(C, fresh_TD) for C, fresh_TD in zip((LOW, HIGH, LOW), fresh_NTD, strict=True)]
     for t in range(T):
-        released_ND = feed.rounded_sum(zeros, noise, t)
+        released_ND = feed.released(zeros, noise, t)
         for node in range(3):
             away = np.abs(released_ND[node] - true_NTD[node][t])
             assert away.max() <= noise.step / 2 * (1 + 1e-9)

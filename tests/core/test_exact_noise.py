@@ -119,7 +119,7 @@ def test_rounded_gaussians_have_the_probabilities_of_the_grid(secret, monkeypatc
     noise = rounded_sum_noise(term, scale)
     monkeypatch.setattr("sottovoce.core.secret_source.urandom", bytes)
     source = SecretSource() if secret else NoiseKey.of_seed(4)
-    found = NoiseFeed(4, source, None, gradient).rounded_sum(gradient, noise, 0).ravel()
+    found = NoiseFeed(4, source, None, gradient).released(gradient, noise, 0).ravel()
     edges = np.arange(-9.0, 9.0)
     with mpmath.workdps(50):
         below = [mpmath.ncdf((mpmath.mpf(edge) + 0.5 - mpmath.mpf(float(gradient[0, 0]))) / scale) for edge in edges]
@@ -132,7 +132,7 @@ def test_rounded_gaussians_have_the_probabilities_of_the_grid(secret, monkeypatc
 
 
 def rounded_sum_noise(term, scale):
-    return NoiseOnGrid(1.0, (replace(term, matrix=term.matrix.scaled(scale)),), None)
+    return NoiseOnGrid(1.0, (replace(term, matrix=term.matrix.scaled(scale)),))
 
 
 # --- rounded sums --------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_released_values_are_the_nearest_multiples_of_real_sums(name, dtype, at_
     noise = noise_on_grid(built, net.at(0))
     gradient = (40 * built.sensitivity * np.random.default_rng(0).standard_normal((6, 4))).astype(dtype)
     feed = NoiseFeed(5, NoiseKey.of_seed(5), None, gradient)
-    released = feed.rounded_sum(gradient, noise, 3)
+    released = feed.released(gradient, noise, 3)
     assert released.dtype == dtype
     exact = exact_sum(gradient, noise, seed=5, round=3)
     expected = [[exact.decide_exactly(row, column) for column in range(4)] for row in range(6)]
@@ -226,7 +226,7 @@ def test_values_next_to_an_edge_are_decided_by_as_many_digits_as_it_takes(away):
     gradient = np.array([[float((target - in_steps) * Decimal(noise.step))], [0.0]])
     real = in_steps + Decimal(gradient[0, 0]) / Decimal(noise.step)
     expected = int((real + Decimal("0.5")).__floor__())
-    released = NoiseFeed(7, NoiseKey.of_seed(7), None, gradient).rounded_sum(gradient, noise, 0)
+    released = NoiseFeed(7, NoiseKey.of_seed(7), None, gradient).released(gradient, noise, 0)
     assert released[0, 0] == expected * noise.step
 
 
@@ -234,7 +234,7 @@ def test_noise_of_a_run_differs_by_at_most_half_a_step_from_real_noise():
     net, x0 = metropolis("ring:5"), np.zeros((5, 3000))
     built = with_exact_noise(algorithm("dp-d-sgd", sigma=2.0, step_size=1.0), net)
     noise, sums = noise_on_grid(built, net.at(0)), np.random.default_rng(1).standard_normal((5, 3000))
-    released = NoiseFeed(0, NoiseKey.of_seed(0), None, x0).rounded_sum(sums, noise, 0)
+    released = NoiseFeed(0, NoiseKey.of_seed(0), None, x0).released(sums, noise, 0)
     true = np.empty((5, 3000))
     for node in range(5):
         fine_(NoiseKey.of_seed(0).stream("node", [node], 0, 0), true[node])

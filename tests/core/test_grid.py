@@ -102,7 +102,7 @@ class SameMessages:
     def gradient(self, round, point):
         return self.gradients[round]
 
-    def rounded_sum(self, rows, noise, round):
+    def released(self, rows, noise, round):
         return np.random.default_rng([self.seed, round]).normal(0, 30.0, rows.shape)
 
 

@@ -122,7 +122,7 @@ def test_both_ends_of_a_pair_draw_noise_that_cancels():
     built = with_exact_noise(algorithm("decor", sigma=0.01, sigma_pair=100.0), net)
     noise, gradient = noise_on_grid(built, net.at(0)), np.zeros((2, 500), dtype=np.float32)
     members = [SecretSource(pair_secrets={(0, 1): b"k" * 32}) for _ in range(2)]
-    released = [NoiseFeed(0, members[u], None, gradient).rounded_sum(gradient, noise, 0)[u] for u in range(2)]
+    released = [NoiseFeed(0, members[u], None, gradient).released(gradient, noise, 0)[u] for u in range(2)]
     assert np.std(released[0]) > 90
     assert np.std(released[0] + released[1]) < 0.05
 
@@ -190,7 +190,7 @@ def test_what_is_released_is_a_function_of_the_real_sum(D):
     one = rng.uniform(-1, 1, (2, D)).astype(np.float32)
     other = (one + noise.step * rng.choice([0.0, 1.0, -3.0, 0.25, 1e-4, 2.7], (2, D))).astype(np.float32)
     apart = (other.astype(float) - one) / noise.step
-    released = [NoiseFeed(0, source, None, one).rounded_sum(one, noise, 0) for one in (one, other)]
+    released = [NoiseFeed(0, source, None, one).released(one, noise, 0) for one in (one, other)]
     moved = (released[1].astype(float) - released[0]) / noise.step
     assert ((moved == np.floor(apart)) | (moved == np.ceil(apart))).all()
     assert len(np.unique(moved)) > 4

@@ -54,7 +54,7 @@ class Kills:
         """From now on members pass by here."""
         take, send, coins = Mailbox.take, GrpcLinks.send, Journal.coins
         note, store, received = Journal.note, Journal.before_send, Journal.received
-        rounded_sum = RecordedInputs.rounded_sum
+        rounded_sum = RecordedInputs.released
 
         def taken(mailbox, sender, place, payload, *more):
             self.seen[mailbox._rules.member, sender, place].add(digest_of(payload))
@@ -97,7 +97,7 @@ class Kills:
         for where, name, replaced in (
             (Mailbox, "take", taken), (GrpcLinks, "send", sending), (Journal, "coins", drawn),
             (Journal, "note", noted), (Journal, "before_send", storing),
-            (Journal, "received", receiving), (RecordedInputs, "rounded_sum", summed),
+            (Journal, "received", receiving), (RecordedInputs, "released", summed),
         ):  # fmt: skip
             patched.setattr(where, name, replaced)
         patched.setattr(joining, "LinkSettings", lambda **_: QUICK)

@@ -54,7 +54,7 @@ def released(source, name, gradients, points=None):
     for round in range(len(gradients)):
         gradient = inputs.gradient(round, start)
         if built.exact_noise:
-            sums.append(inputs.rounded_sum(gradient, noise_on_grid(built, NET.at(0)), round).own)
+            sums.append(inputs.released(gradient, noise_on_grid(built, NET.at(0)), round).own)
             continue
         (term,) = built.noise.local(NET.at(0))
         matrix, correlation = term.matrix.scaled(built.sensitivity), built.noise.correlation

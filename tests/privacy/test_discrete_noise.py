@@ -99,4 +99,4 @@ def test_nodes_of_unequal_sensitivity_add_up_to_what_the_worst_coalition_leaves(
     least_noise = 2.0**2 * (1.0 + 0.5**2 + 0.25**2)  # of the three that do not collude with the first
     assert found.mu == pytest.approx(math.sqrt(3 / least_noise), rel=1e-4)
     grid = sum_grid(with_exact_noise(own, net), net.at(0))
-    assert (grid.sensitivity, grid.least_sensitivity) == (1.0, 0.25)
+    assert grid.least_sensitivity == 0.25
