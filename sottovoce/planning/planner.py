@@ -15,31 +15,24 @@ round is read from the traced system (`noise_in_models`). What training does is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from sottovoce.algorithms.registry import algorithm_spec, algorithm_specs
+from sottovoce.algorithms.spec import AlgorithmSettings, AlgorithmSpec, Role
 from sottovoce.core.algorithm import Algorithm
+from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.participation import SAMPLED
 from sottovoce.core.sensitivity import largest
 from sottovoce.core.topologies import Topology, weights_for
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.matrix_factorization.sampled_noise import numbers_of_parts
-from sottovoce.planning.candidates import (
-    FIRST_ROUNDS,
-    PAIRED,
-    Candidate,
-    as_run,
-    asks_first_rounds,
-    candidates,
-    require_first_rounds,
-    settings_for,
-    with_secrets,
-)
 from sottovoce.planning.noise_accumulation import noise_in_models
 from sottovoce.planning.question import Question
 from sottovoce.planning.ranking import Entry, Plan, PlannedSystem, Refused, rank
+from sottovoce.privacy.accountant import account
 from sottovoce.privacy.amplification import SampledCalibration, calibrate_sampled, saves_noise
 from sottovoce.privacy.calibration import (
     Calibrated,
@@ -47,6 +40,7 @@ from sottovoce.privacy.calibration import (
     accounts_at,
     calibrated_system,
     in_proportion,
+    require_protection,
     with_sigma,
 )
 from sottovoce.privacy.covering_views import stand_in_of
@@ -56,12 +50,59 @@ from sottovoce.support.threads import one_thread
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.policy import ROUND_SECONDS, trace_coordinates, trace_possible
 
+PAIRED = (1.0, 4.0)
+"""Secrets that neighbours share are tried at so many times a node's own noise."""
+
+FIRST_ROUNDS = 3
+"""So many show whether anything is proven at all."""
+
 ENOUGH = 1000
 """Parameters with which a round is played to count its messages."""
 
 NO_NOISE = "it adds no noise, so nothing is promised"
 ONCE = "it averages values once and does not train"
 OWN_C = "it takes a correlation of your own; mafalda finds the best one"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An algorithm with those of its settings that neither the target nor the graph nor the batches decide."""
+
+    name: str
+    settings: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> AlgorithmSpec[AlgorithmSettings]:
+        """What is known of the algorithm before it is built."""
+        return algorithm_spec(self.name)
+
+
+def candidates(algorithms: Sequence[str] | None = None) -> list[Candidate]:
+    """Every discovered algorithm, once for each of the settings that its examples show besides the size of noise.
+
+    Or those that are named.
+    """
+    found: list[Candidate] = []
+    for spec in algorithm_specs().values() if algorithms is None else map(algorithm_spec, dict.fromkeys(algorithms)):
+        plain = {setting.name for setting in spec.settings if setting.role is Role.PLAIN}
+        for example in spec.examples:
+            one = Candidate(spec.name, {name: value for name, value in example.settings.items() if name in plain})
+            if one not in found:
+                found.append(one)
+    return found
+
+
+def settings_for(question: Question, one: Candidate, rounds: int) -> dict[str, object]:
+    """All settings but the size of noise, for so many rounds."""
+    spec = one.spec
+    return {
+        **one.settings,
+        **spec.from_run(
+            one.settings, rounds=rounds, participation=str(question.scheme(rounds)),
+            colluders=question.colluders if spec.setting("colluders") is not None else None,
+        ),
+        **({} if spec.setting("sensitivity") is None else {"sensitivity": question.sensitivity}),
+    }  # fmt: skip
 
 
 @one_thread()
@@ -115,8 +156,14 @@ def _best(question: Question, one: Candidate) -> PlannedSystem:
         return _best_batches(question, one)
     if not spec.shares_noise:
         return _entry(question, one, lambda sigma: spec.build_at(sigma, given))
-    tried = (_entry(question, one, with_secrets(spec, given, times), secrets=times) for times in PAIRED)
-    return min(tried, key=lambda found: found.error)
+
+    def with_secrets(times: float) -> PlannedSystem:
+        def build(sigma: float) -> Algorithm:
+            return spec.build_at(sigma, {**given, **spec.shared_noise(times * sigma)})
+
+        return _entry(question, one, build, secrets=times)
+
+    return min(map(with_secrets, PAIRED), key=lambda found: found.error)
 
 
 def _best_batches(question: Question, one: Candidate) -> PlannedSystem:
@@ -136,13 +183,18 @@ def _best_batches(question: Question, one: Candidate) -> PlannedSystem:
     return min(tried, key=lambda found: found.error)
 
 
+def _as_run(built: Algorithm, net: Topology) -> Algorithm:
+    """With the noise that runs have: integers, where sums are secure."""
+    return with_exact_noise(built, net) if built.secure_sum else built
+
+
 def _entry(
     question: Question, one: Candidate, build: Callable[[float], Algorithm], secrets: float | None = None
 ) -> PlannedSystem:
     weights = weights_for(build(1.0).requires, question.weights)
     net = question.topology(weights)
 
-    built = as_run(build(1.0), net)
+    built = _as_run(build(1.0), net)
     if secrets is None:
         reference = trace_possible(with_sigma(built, 1.0), net, rounds=question.rounds)
         unsampled = _calibrated(question, reference)
@@ -152,7 +204,7 @@ def _entry(
         unsampled, chance = _scaled(question, build, net), None
         paired = one.spec.shared_noise(secrets * unsampled.sigma)
     sigma, found = unsampled
-    ready = as_run(build(sigma), net) if chance is None else with_sigma(built, chance.sigma)
+    ready = _as_run(build(sigma), net) if chance is None else with_sigma(built, chance.sigma)
     system = found.system if chance is None else chance.system
     average, node, why = _predicted(question, ready, system)
     entry = Entry(
@@ -174,9 +226,11 @@ def _by_chance(question: Question, reference: LinearSystem, unsampled: Calibrate
 
 
 def _calibrated(question: Question, reference: LinearSystem) -> Calibrated:
-    """The least sigma; the first rounds are asked first."""
-    if asks_first_rounds(question, reference):
-        require_first_rounds(question, reference.first_rounds(FIRST_ROUNDS))
+    """The least sigma. An algorithm of which nothing is proven even for its first rounds is refused early: these tell
+    something about all rounds, unless noise is correlated."""
+    if reference.correlation is None and question.rounds > FIRST_ROUNDS:
+        first = reference.first_rounds(FIRST_ROUNDS)
+        require_protection(account(first, question.view, **question.terms(first.rounds)))
     target = Target(question.epsilon, question.delta)
     return calibrated_system(reference, question.view, target, **question.terms(question.rounds))
 

@@ -233,10 +233,10 @@ def _ready(rounds: tuple[Coupling, ...]) -> _Ready:
 def _step(coupling: Coupling, unit: float) -> _Step:
     none, must = coupling.fresh == 0, coupling.must_absorb
     # not where sums are seen: differences may grow without bounds there, and 0 times infinity is no number
-    form = dense_if_small if coupling.summed is None else _narrow
+    sees_sums = coupling.summed is not None
     return _Step(
-        transfer=form(_narrow(coupling.transfer)),
-        back=form(_narrow(coupling.transfer_back)),
+        transfer=coupling.transfer if sees_sums else dense_if_small(coupling.transfer),
+        back=coupling.transfer_back if sees_sums else dense_if_small(coupling.transfer_back),
         heard=np.flatnonzero(must),
         takes=coupling.takes,
         noise=np.where(none, np.where(must, BARE, 1.0), coupling.fresh / unit)[:, None],
@@ -244,14 +244,6 @@ def _step(coupling: Coupling, unit: float) -> _Step:
         bare=np.flatnonzero(none & must),
         summed=coupling.summed,
     )
-
-
-def _narrow(matrix: sparse.csr_array) -> sparse.csr_array:
-    """The same with short indices, which leaves more of the cache to what is multiplied."""
-    if max(matrix.nnz, *matrix.shape) > np.iinfo(np.int32).max:
-        return matrix
-    parts = (matrix.data, matrix.indices.astype(np.int32), matrix.indptr.astype(np.int32))
-    return sparse.csr_array(parts, shape=matrix.shape)
 
 
 class _Followed(NamedTuple):

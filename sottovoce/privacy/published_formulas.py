@@ -83,7 +83,7 @@ def muffliato_corollary_1(net: Topology, attacker: int, rounds: int, sigma: floa
     """
     W = _fixed(net, "Corollary 1")
     least = W[attacker, _heard(W, attacker)].toarray().min(initial=math.inf)
-    reach, total = _unit(net.n, attacker), np.zeros(net.n)
+    reach, total = np.eye(1, net.n, attacker)[0], np.zeros(net.n)
     for _ in range(rounds):
         reach = W @ reach
         total += reach**2
@@ -153,9 +153,7 @@ def threat_theorem_8(net: Topology, attacker: int, rounds: int, sigma: float, *,
     printed the last entry of x_T stops at W^(T-1); mended it is `H_T (1 x e_u)`, as the proof has it.
     """
     W = _fixed(net, "Theorem 8")
-    H = _view(list(_responses(W, [attacker], rounds + 1))[1:])
-    signals = np.stack([_all_ones(H, u, net.n, short=1 - mended) for u in range(net.n)], axis=1)
-    squares = _projected(H, signals, net.n, attacker)
+    squares = _all_ones_losses(W, [attacker], rounds, range(net.n), attacker, first=1, short=1 - mended)
     squares[attacker] = math.nan
     return squares / sigma**2
 
@@ -167,14 +165,14 @@ def threat_theorem_9(net: Topology, attacker: int, rounds: int, sigma: float, *,
     attacker's own noise removed (section 3.5). All-ones again (Lemma 7), and the same slip in x_T.
     """
     W = _fixed(net, "Theorem 9")
-
-    def square(u: int) -> float:
-        members = np.union1d(_heard(W, u), [u])
-        H = _view(list(_responses(W, members, rounds + 1))[1:])
-        signal = _all_ones(H, u, net.n, short=len(members) * (1 - mended))
-        return float(_projected(H, signal[:, None], net.n, attacker)[0])
-
-    return _per_victim(square, net.n, attacker) / sigma**2
+    closed = [np.union1d(_heard(W, u), [u]) for u in range(net.n)]
+    each = [
+        _all_ones_losses(W, rows, rounds, [u], attacker, first=1, short=len(rows) * (1 - mended))
+        for u, rows in enumerate(closed)
+    ]
+    squares = np.concatenate(each)
+    squares[attacker] = math.nan
+    return squares / sigma**2
 
 
 def threat_theorem_10(net: Topology, attacker: int, rounds: int, sigma: float) -> Array:
@@ -188,12 +186,9 @@ def threat_theorem_10(net: Topology, attacker: int, rounds: int, sigma: float) -
     that is counted as protection here; and all-ones again (Lemma 7).
     """
     W = _fixed(net, "Theorem 10")
-
-    def square(u: int) -> float:
-        H = _view(list(_responses(W, [u], rounds)))
-        return float(_projected(H, _all_ones(H, u, net.n)[:, None], net.n, attacker)[0])
-
-    return _per_victim(square, net.n, attacker) / sigma**2
+    squares = np.concatenate([_all_ones_losses(W, [u], rounds, [u], attacker) for u in range(net.n)])
+    squares[attacker] = math.nan
+    return squares / sigma**2
 
 
 def _responses(W: sparse.csr_array, rows: Sequence[int] | NDArray[np.intp], lags: int) -> Iterator[Array]:
@@ -217,22 +212,27 @@ def _view(blocks_TPN: list[Array]) -> Array:
     return H.reshape(T * P, T * N)
 
 
-def _all_ones(H: Array, victim: int, n: int, short: int = 0) -> Array:
-    """`H (1 x e_u)`; with `short` rows of the last round repeated from the round before, as eq (3.2) prints it."""
-    signal = H[:, victim::n].sum(axis=1)
-    if short and len(signal) > short:
-        signal[-short:] = signal[-2 * short : -short]
-    return signal
+def _all_ones_losses(
+    W: sparse.csr_array,
+    rows: Sequence[int] | NDArray[np.intp],
+    rounds: int,
+    victims: Sequence[int],
+    attacker: int,
+    *,
+    first: int = 0,
+    short: int = 0,
+) -> Array:
+    """`||H^+ x||^2` with `x = H (1 x e_u)` of each victim u, the attacker's noise removed from H.
 
-
-def _projected(H: Array, signals: Array, n: int, attacker: int) -> Array:
-    """`||H^+ x||^2` of every column x, the attacker's noise removed from H."""
+    H has some rows of powers of W from the `first` on. With `short` rows of x for the last round repeated from the
+    round before, as eq (3.2) prints it.
+    """
+    n, H = W.shape[0], _view(list(_responses(W, rows, rounds + first))[first:])
+    signals = np.stack([H[:, victim::n].sum(axis=1) for victim in victims], axis=1)
+    if short and len(signals) > short:
+        signals[-short:] = signals[-2 * short : -short]
     hidden = np.arange(H.shape[1]) % n != attacker
-    return np.square(np.linalg.lstsq(H[:, hidden], signals, rcond=RANK)[0]).sum(axis=0)
-
-
-def _per_victim(square: Callable[[int], float], n: int, attacker: int) -> Array:
-    return np.array([math.nan if u == attacker else square(u) for u in range(n)])
+    return np.asarray(np.square(np.linalg.lstsq(H[:, hidden], signals, rcond=RANK)[0]).sum(axis=0))
 
 
 # --- mafalda -------------------------------------------------------------------------------------------------------
@@ -380,10 +380,6 @@ def _heard(W: sparse.csr_array, node: int) -> NDArray[np.intp]:
     """Whom a node hears, itself left out."""
     row = W.indices[W.indptr[node] : W.indptr[node + 1]]
     return np.sort(row[row != node]).astype(np.intp)
-
-
-def _unit(n: int, node: int) -> Array:
-    return np.eye(1, n, node)[0]
 
 
 # --- beside the exact loss -------------------------------------------------------------------------------------------

@@ -26,9 +26,8 @@ from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.participation import Participation
 from sottovoce.errors import InputError
-from sottovoce.planning.candidates import candidates
 from sottovoce.planning.noise_accumulation import noise_in_models
-from sottovoce.planning.planner import plan, plan_one
+from sottovoce.planning.planner import candidates, plan, plan_one
 from sottovoce.planning.question import Question
 from sottovoce.privacy import views
 from sottovoce.privacy.assumptions import AssumptionKind
