@@ -83,8 +83,9 @@ def all_pairs(
         observation = observe(system, views.node(attacker, secure_sum=secure_sum))
         found = np.zeros(system.n)
         with limits_lifted(lifted):  # threads of their own do not know
-            found[observation.victims] = np.sqrt(routes.squared(observation, scheme))
-        if routes.figure_of(observation, scheme) is Figure.BOUND:
+            loss = routes.exact_loss(observation, scheme)
+        found[observation.victims] = np.sqrt(loss.squares)
+        if loss.figure is Figure.BOUND:
             bounds.add(attacker)
         return found
 

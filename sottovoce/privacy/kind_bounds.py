@@ -229,7 +229,7 @@ class KindBounds:
             seen = self.observation
             if view != self.view:
                 seen = observe(self.system, view, victims=self.victims.tolist())
-            squares, figure = routes.squared(seen, self.scheme), routes.figure_of(seen, self.scheme)
+            squares, figure = routes.exact_loss(seen, self.scheme)
             figures = [figure if square else Figure.EXACT for square in squares.tolist()]
             self._exact_of[view] = _Squares(squares, figures)
         return self._exact_of[view]

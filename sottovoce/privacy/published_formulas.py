@@ -432,8 +432,8 @@ def published(
     if not figures:
         return []
     observation = observe(system, adversary, victims=victims)
-    squares, distances = routes.squared(observation, Participation()), observation.distances()
-    if routes.figure_of(observation, Participation()) is Figure.BOUND:
+    (squares, figure), distances = routes.exact_loss(observation, Participation()), observation.distances()
+    if figure is Figure.BOUND:
         squares = np.zeros(len(squares))
     return [_beside(figure, observation, squares, distances) for figure in figures]
 

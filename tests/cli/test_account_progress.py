@@ -166,14 +166,14 @@ def test_pairs_that_are_stopped_say_what_is_kept(sotto, monkeypatch, tmp_path):
 
 
 def only_three_attackers_are_quick():
-    squared, begun = routes.squared, itertools.count()
+    exact_loss, begun = routes.exact_loss, itertools.count()
 
     def three_then_never(*given, **named):
         if next(begun) >= 3:
             threading.Event().wait()
-        return squared(*given, **named)
+        return exact_loss(*given, **named)
 
-    routes.squared = three_then_never
+    routes.exact_loss = three_then_never
 
 
 def test_stopped_pairs_do_not_wait_for_those_at_work_and_keep_what_is_done(tmp_path, sotto):

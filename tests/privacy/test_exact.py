@@ -36,6 +36,7 @@ from sottovoce.privacy.observation import observe
 from sottovoce.privacy.worst_case import worst_case
 from sottovoce.support.progress import counted, progress_heard
 from tests.cases import Case, cases
+from tests.privacy.losses import dense, whole
 from tests.selection import rest_slow
 
 EVERY = parse_participation("every")
@@ -104,13 +105,13 @@ def test_every_route_agrees_with_fifty_digits(case, secure_sum):
     truth = mpmath_losses(view_of)
     scale = 1e-6 * np.abs(truth).max(axis=(1, 2), keepdims=True) + 1e-12
     agreed = 0
-    for route in (routes.losses, routes.dense, routes.deflated, routes.gram, routes.kalman):
+    for route in (routes.losses, dense, routes.deflated, routes.gram, routes.kalman):
         if route is routes.kalman and view_of.system.correlation is not None:
             continue
         try:
             found = route(view_of)
             found = found.losses if isinstance(found, Deflated) else found
-            found = found if isinstance(found, np.ndarray) else routes.whole(view_of, found)
+            found = found if isinstance(found, np.ndarray) else whole(view_of, found)
         except Singular:
             continue
         assert np.all(np.abs(found - truth) <= scale), route.__name__
@@ -123,7 +124,7 @@ def test_routes_agree_for_every_algorithm(case: Case):
     system = trace(case.algorithm, case.topology, rounds=4)
     for view in (views.everyone(), views.node(1), views.coalition(0, 2)):
         view_of = observe(system, view)
-        oracle = routes.dense(view_of)
+        oracle = dense(view_of)
         found = routes.losses(view_of)
         assert (np.isfinite(found) == np.isfinite(oracle)).all()
         there = np.isfinite(oracle)
@@ -165,7 +166,7 @@ def test_who_hears_everybody_learns_from_each_round_by_itself(net, scheme):
     view_of, participation = seen("dp-d-sgd", net, views.node(0), 6, sigma=2.0), parse_participation(scheme)
     smaller, _ = eliminate_known_messages(view_of)
     assert not smaller.steps[0].observed.state.shape[0]
-    oracle = worst_case(routes.dense(view_of), participation, 6)
+    oracle = worst_case(dense(view_of), participation, 6)
     np.testing.assert_allclose(routes.squared(view_of, participation), oracle, rtol=1e-9)
 
 
@@ -286,26 +287,24 @@ def test_row_stochastic_and_directed_weights_are_accounted_for():
         from_matrix([[0.2, 0.8, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]]),
     ):
         view_of = seen("dp-d-sgd", net, views.node(0), 5)
-        np.testing.assert_allclose(routes.losses(view_of), routes.dense(view_of), atol=1e-9)
+        np.testing.assert_allclose(routes.losses(view_of), dense(view_of), atol=1e-9)
 
 
 @pytest.mark.parametrize("net", [metropolis("erdos-renyi:20,p=0.3,seed=0"), fresh_erdos_renyi(9, 0.4, seed=2)], ids=str)
 def test_routes_by_size_and_little_memory(monkeypatch, net):
     view_of = seen("dp-d-sgd", net, views.node(0), 8)
-    plain = routes.dense(view_of)
-    assert routes.route_of(view_of) is routes.Route.KALMAN
-    monkeypatch.setattr(routes, "FEW_ROWS", 0)
+    plain = dense(view_of)
     monkeypatch.setattr(whitening, "RESPONSES", 50)
     monkeypatch.setattr(whitening, "LOSSES_AT_ONCE", 400)
     for rows, state, route in (
-        (5, 100, routes.Route.KALMAN),
-        (10**6, 5, routes.Route.GRAM),
-        (5, 5, routes.Route.CONJUGATE),
+        (5, 100, kalman),
+        (10**6, 5, gram_route.gram),
+        (5, 5, conjugate),
     ):
         monkeypatch.setattr(routes, "GRAM_ROWS", rows)
         monkeypatch.setattr(routes, "FILTER_STATE", state)
         assert routes.route_of(view_of) is route
-        near = 1e-6 if route is routes.Route.CONJUGATE else 1e-10
+        near = 1e-6 if route is conjugate else 1e-10
         np.testing.assert_allclose(routes.losses(view_of), plain, atol=near)
 
 
@@ -329,7 +328,7 @@ def test_one_whitening_for_all_rounds_is_never_below_the_truth_and_hardly_above(
     name, net, view, rounds, directions, monkeypatch
 ):
     view_of = seen(name, net, view, rounds)
-    truth = routes.dense(view_of)
+    truth = dense(view_of)
     monkeypatch.setattr(stationary, "DIRECTIONS", directions)
     monkeypatch.setattr(stationary, "AT_ONCE", 12 * rounds**2)
     for eta in (stationary.ETA, 1e-3):
@@ -409,7 +408,7 @@ def test_what_one_whitening_lacks_is_proven_or_refused(monkeypatch):
     monkeypatch.setattr(stationary, "_leading", too_few)
     assert stationary.lacking(factor, last, 0.0) is None
     monkeypatch.setattr(gram_route, "CHEAP", 0)
-    np.testing.assert_allclose(routes.whole(view_of, routes.gram(view_of)), routes.dense(view_of), atol=1e-10)
+    np.testing.assert_allclose(whole(view_of, routes.gram(view_of)), dense(view_of), atol=1e-10)
 
 
 @pytest.mark.parametrize("net", [metropolis("ring:12"), dropout("ring:12", rate=0.3, seed=5)], ids=str)
@@ -417,9 +416,7 @@ def test_one_victim_alone_has_the_figure_it_has_among_all(net):
     system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=4)
     few = observe(system, views.node(0), victims=[3])
     assert gram_route.are_few(few)
-    np.testing.assert_allclose(
-        routes.whole(few, routes.gram(few))[0], routes.dense(observe(system, views.node(0)))[2], atol=1e-10
-    )
+    np.testing.assert_allclose(whole(few, routes.gram(few))[0], dense(observe(system, views.node(0)))[2], atol=1e-10)
 
 
 CONJUGATE = [case for case in SMALL if case[0] in ("dp-d-sgd", "dp2sgd", "decor", "zip-dl")]
@@ -431,7 +428,7 @@ def test_conjugate_gradients_end_above_the_truth_wherever_they_stop(case, monkey
 
     name, net, view, rounds, settings = case
     view_of = seen(name, net, view, rounds, **settings)
-    truth = routes.dense(view_of)
+    truth = dense(view_of)
     _, B = view_of.dense()
     try:
         least = conjugate.least_eigenvalue(view_of)
@@ -441,7 +438,7 @@ def test_conjugate_gradients_end_above_the_truth_wherever_they_stop(case, monkey
     assert least <= np.linalg.eigvalsh(B @ B.T)[0] * (1 + 1e-9)
     for steps in (1, 3, 1000):
         monkeypatch.setattr(conjugate, "STEPS", steps)
-        found = routes.whole(view_of, conjugate.conjugate(view_of))
+        found = whole(view_of, conjugate.conjugate(view_of))
         lowest = np.linalg.eigvalsh(found - truth)[:, 0]
         assert (lowest >= -1e-9).all()
         assert (worst_case(found, EVERY, found.shape[1]) >= worst_case(truth, EVERY, found.shape[1]) * (1 - 1e-5)).all()
@@ -462,8 +459,8 @@ def test_a_view_without_what_was_said_is_the_same_view(case: Case, models):
         ]
         assert sizes[0] < sizes[1]
         heard = any(step.observed.state.shape[0] for step in smaller.steps)
-        found = direct[:, None, None] * np.eye(view_of.gradient_rounds) + (routes.dense(smaller) if heard else 0)
-        np.testing.assert_allclose(found, routes.dense(view_of), rtol=1e-8, atol=1e-9)
+        found = direct[:, None, None] * np.eye(view_of.gradient_rounds) + (dense(smaller) if heard else 0)
+        np.testing.assert_allclose(found, dense(view_of), rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("case", rest_slow(IDENTITY))
@@ -474,7 +471,7 @@ def test_losses_with_final_models_are_not_below_the_pseudo_inverse_nor_above_the
     for view in (views.node(1), views.coalition(0, 2), views.everyone(), views.node(1, secure_sum=True)):
         view_of = observe(system, views.with_final_models(view, models))
         found = routes.squared(view_of, EVERY)
-        assert (found >= (1 - 2e-5) * worst(routes.dense(view_of)) - 1e-9).all()
+        assert (found >= (1 - 2e-5) * worst(dense(view_of)) - 1e-9).all()
         assert (found <= (1 + 2e-5) * worst(routes.losses(view_of)) + 1e-9).all()
 
 
@@ -550,7 +547,7 @@ def _own_part(dp, net, known, t, T, D):
 def test_one_round_of_a_state_that_grows():
     built = algorithm("muffliato-sgd", sigma=1.5, gossip_steps=3, chebyshev=True)
     seen = observe(trace(built, metropolis("ring:5"), rounds=1), views.node(1))
-    np.testing.assert_allclose(routes.losses(seen), routes.dense(seen), rtol=1e-9)
+    np.testing.assert_allclose(routes.losses(seen), dense(seen), rtol=1e-9)
 
 
 def test_one_victim_of_a_singular_view_has_the_figure_it_has_among_all():

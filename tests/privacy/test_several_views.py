@@ -13,6 +13,7 @@ from sottovoce.privacy.exact.average import _adds_up, separated
 from sottovoce.privacy.exact.whitening import Singular
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.worst_case import worst_case
+from tests.privacy.losses import dense, whole
 from tests.privacy.test_exact import mpmath_losses
 
 NET = metropolis("regular:9,d=4,seed=3")
@@ -27,7 +28,7 @@ def test_rounding_of_a_filter_is_less_than_what_is_added_for_it(net):
     """Against fifty digits: M of a view, with its rounding, is not below the truth in any direction."""
     system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis(net), rounds=8)
     seen = observe(system, views.node(0))
-    for M, truth in zip(routes.whole(seen, whitening.kalman(seen)), mpmath_losses(seen), strict=True):
+    for M, truth in zip(whole(seen, whitening.kalman(seen)), mpmath_losses(seen), strict=True):
         assert np.linalg.eigvalsh(M - truth)[0] >= -1e-14 * np.trace(truth)
 
 
@@ -43,7 +44,7 @@ def test_noise_that_cancels_over_rounds_covers_nothing(name, sigma, rounds, node
     seen = observe(system, views.node(node))
     squares = routes.squared(seen, parse_participation("every"))
     assert np.isinf(squares).tolist() == (seen.victims == bare).tolist()
-    assert np.isinf(routes.dense(seen)).any(axis=(1, 2)).tolist() == (seen.victims == bare).tolist()
+    assert np.isinf(dense(seen)).any(axis=(1, 2)).tolist() == (seen.victims == bare).tolist()
 
 
 @pytest.mark.parametrize("sigma", [0.95, 1e4, 1e8])
@@ -60,7 +61,7 @@ def test_an_average_without_messages_and_one_of_nodes_without_noise_have_figures
     every = parse_participation("every")
     for system, node in ((apart, 0), (quiet, 0), (quiet, 1)):
         seen = observe(system, views.with_final_models(views.node(node), "average"))
-        oracle = routes.dense(seen)
+        oracle = dense(seen)
         there = np.isfinite(oracle).all(axis=(1, 2))
         found = routes.squared(seen, every)
         assert np.isfinite(found).tolist() == there.tolist()
@@ -71,7 +72,7 @@ def test_an_average_without_messages_and_one_of_nodes_without_noise_have_figures
 def test_pair_noise_that_cancels_in_the_average_leaves_the_figure_of_own_noise(sigma_pair):
     system = trace(algorithm("decor", sigma=1.0, sigma_pair=sigma_pair), metropolis("ring:8"), rounds=14)
     seen = observe(system, views.with_final_models(views.node(0), "average"))
-    oracle = worst_case(routes.dense(seen, rank=1e-13), parse_participation("every"), 14)
+    oracle = worst_case(dense(seen, rank=1e-13), parse_participation("every"), 14)
     found = routes.squared(seen, parse_participation("every"))
     assert (found >= oracle * (1 - 1e-6)).all()
     np.testing.assert_allclose(found, oracle, rtol=1e-3)
@@ -119,7 +120,7 @@ def test_pair_noise_that_cancels_in_the_average_counts_nowhere_on_larger_graphs(
     M_VTT = _losses_with_pair_noise(net, rounds, [0, 5, 9], sigma_pair)
     every = parse_participation("every")
     oracle = worst_case(M_VTT, every, rounds)
-    by_filter = routes.whole(seen, whitening.kalman(separated(seen).observation))
+    by_filter = whole(seen, whitening.kalman(separated(seen).observation))
     for found in (routes.squared(seen, every), worst_case(by_filter, every, rounds)):
         assert (found >= oracle * (1 - 1e-9)).all()
         np.testing.assert_allclose(found, oracle, rtol=1e-9 + 1e-12 * sigma_pair)
@@ -139,7 +140,7 @@ def test_patterns_of_rounds_that_are_not_heard_do_not_hide_others():
     net = dropout("path:3", rate=0.3, seed=4, announced=True)
     seen = observe(trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=9), views.node(0))
     scheme = parse_participation("3x3")
-    np.testing.assert_allclose(routes.squared(seen, scheme), worst_case(routes.dense(seen), scheme, 9), rtol=1e-6)
+    np.testing.assert_allclose(routes.squared(seen, scheme), worst_case(dense(seen), scheme, 9), rtol=1e-6)
 
 
 @pytest.mark.parametrize("ratio", [1e1, 1e5, 1e7])

@@ -31,6 +31,7 @@ from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.views import View, ViewKind, coalition, node, parse_view, read_view, with_final_models
 from sottovoce.tracing.policy import trace_noisy_gradients
+from tests.privacy.losses import dense
 
 EVERY = parse_participation("every")
 
@@ -352,6 +353,6 @@ def test_every_route_counts_published_models(name, which):
     system = trace(algorithm(name, sigma=1.0), metropolis("path:4"), rounds=4)
     seen = observe(system, with_final_models(node(0), which))
     plain = observe(system, node(0))
-    expected = routes.dense(seen)
+    expected = dense(seen)
     assert routes.losses(seen) == pytest.approx(expected, abs=1e-9)
-    assert np.trace(expected, axis1=1, axis2=2).sum() > np.trace(routes.dense(plain), axis1=1, axis2=2).sum() + 0.1
+    assert np.trace(expected, axis1=1, axis2=2).sum() > np.trace(dense(plain), axis1=1, axis2=2).sum() + 0.1

@@ -21,7 +21,7 @@ from sottovoce.privacy.exact.whitening import (
     cholesky_,
     inverse_factor,
     losses,
-    reached_rows,
+    reached,
     rounding_error,
     starts,
 )
@@ -42,10 +42,9 @@ def gram(observation: Observation) -> Groups:
     expect_work(4)
     few = are_few(observation)
     columns, at = effects(observation, gradients=few), starts(observation.steps)
-    report_work(1)
     G_RR = covariance(observation, columns)
     alive = np.diag(G_RR) > 0
-    if np.any(np.concatenate(reached_rows(observation)) & ~alive):
+    if np.any(np.concatenate(reached(observation))[:, 0] & ~alive):
         raise Singular("a signal without noise")
     factor = cholesky_(G_RR[np.ix_(alive, alive)])
     report_work(1)
@@ -111,6 +110,7 @@ def effects(observation: Observation, *, gradients: bool) -> Columns:
             found[s].append(known[key][0])
             after.append(known[key][1])
         shown = tuple(after)
+        report_work(1 / len(steps))
     return found
 
 

@@ -1,22 +1,24 @@
 """The exact loss of a view: `M = A_u^T (B B^T)^+ A_u` for every victim u, without forming A and B where they are large.
 
-`squared` is the whole way: a closed form where there is one, else M by the route that fits the size, and of M the worst
-change. Routes to the same numbers:
+`exact_loss` is the whole way: a closed form where there is one, else M by the route that fits the size, and of M the
+worst change. Routes to the same numbers:
 
-- `gram`: covariance of all observations by lags, one Cholesky factor and its inverse for all victims; in long runs of
-  equal rounds one whitening for all of them instead (`stationary`), whose M is up to five parts in a million too large;
-- `kalman`: a whitening filter over rounds, for small graphs, long runs and topologies that change;
-- `conjugate`: conjugate gradients, victim by victim, where neither the observations nor the state fit in memory;
-- `deflated`: an orthonormal basis of the noise that reaches the view, where noise is poorer than what is said
-  (averaging, masks); the only one that decides about rank;
-- `dense`: the pseudo-inverse, the oracle of the tests.
+| route | what it takes | chosen |
+|---|---|---|
+| `gram` | the covariance of all observations by lags | up to `GRAM_ROWS` observations |
+| `kalman` | a filter over rounds | up to `FILTER_STATE` components of the state, if that is less work |
+| `conjugate` | conjugate gradients, victim by victim | beyond both |
+| `deflated` | an orthonormal basis of the noise, which decides about rank | where the others find none |
+
+In long runs of equal rounds `gram` takes one whitening for all of them (`stationary`), whose M is up to five parts in a
+million too large. Noise is poorer than what is said where it is averaged or masked.
 
 Shapes: V victims, T gradient rounds, R observations, S noise sources, X state.
 """
 
 from __future__ import annotations
 
-from enum import Enum
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -26,24 +28,24 @@ from sottovoce.core.final_models import FinalModels
 from sottovoce.core.noise import ZeroSum
 from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
-from sottovoce.privacy.exact.average import Separated, average_has_no_noise, separated
+from sottovoce.privacy.exact.average import average_has_no_noise, separated
 from sottovoce.privacy.exact.averaging import averaging_loss
 from sottovoce.privacy.exact.conjugate import conjugate
 from sottovoce.privacy.exact.deflation import UNCOVERED, Deflated, Rank, deflated, exact_rank
 from sottovoce.privacy.exact.elimination import eliminate_known_messages, without_implied_models
 from sottovoce.privacy.exact.gram import gram
 from sottovoce.privacy.exact.stationary import DIRECTIONS
-from sottovoce.privacy.exact.whitening import Array, Groups, Singular, kalman
+from sottovoce.privacy.exact.whitening import Array, Groups, Singular, kalman, reached
 from sottovoce.privacy.guarantee import Figure
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients, matrices_given_noisy_gradients
-from sottovoce.privacy.observation import Inputs, Observation, ObservedStep, observe
+from sottovoce.privacy.observation import Observation, ObservedStep, observe
 from sottovoce.privacy.reactions import SMALLEST, knows_every_state, open_by_steps, smallest_weight
-from sottovoce.privacy.views import View, ViewKind
+from sottovoce.privacy.views import ViewKind
 from sottovoce.privacy.worst_case import worst_case
 from sottovoce.support.limits import Cost, check_cost
 from sottovoce.support.memo import once_for_each
 from sottovoce.support.progress import report_progress
-from sottovoce.tracing.linear_system import LinearSystem, map_equal_steps
+from sottovoce.tracing.linear_system import map_equal_steps
 
 GRAM_ROWS = 12_000
 """Up to this many observations the Gram route may be taken: its matrices have their square in entries."""
@@ -51,18 +53,11 @@ GRAM_ROWS = 12_000
 FILTER_STATE = 6_000
 """Up to this many components of the state the filter may be taken."""
 
-FEW_ROWS, FEW_COMPONENTS = 1_000, 64
-"""Up to this many observations of a state of so many components a filter takes less time than to eliminate any."""
-
 MULTIPLICATIONS, SPARSE = 1.5e10, 10.0
 """Multiplications in a second, and how many of them a product with an entry of a sparse matrix is worth: for limits."""
 
 LESS = "ask for other kinds, as with --kind any-training, or take fewer rounds or a smaller graph"
 """What takes less than an exact loss."""
-
-DEFLATED = 1e8
-"""Largest number of entries that the hidden state may have as a map from noise where averaging, whose noise is always
-poor, takes the route by deflation."""
 
 LARGEST_RATIO = 1e5
 """Of the noise of nodes, where it is on single messages."""
@@ -75,54 +70,67 @@ CANCELLED = 1e15
 models: it is left as rounding, which protects nobody."""
 
 
-def squared(observation: Observation, scheme: Participation) -> Array:
-    """mu^2 of every victim: the worst direction and pattern; infinite where a signal is not covered by noise."""
+class Loss(NamedTuple):
+    """mu^2 of every victim, and what these figures are: the loss, a bound, or a formula."""
+
+    squares: Array
+    figure: Figure
+
+
+def exact_loss(observation: Observation, scheme: Participation) -> Loss:
+    """mu^2 for the worst direction and pattern; infinite where a signal is not covered by noise."""
     _check_sizes_of_messages(observation)
+    averaged = averaging_loss(observation)
+    if averaged is not None:
+        return Loss(averaged.squares, Figure.EXACT if averaged.exact else Figure.BOUND)
     observation = without_implied_models(observation)
-    closed = _closed_form(observation, scheme)
-    if closed is not None:
-        return closed
-    view = separated(observation)
-    reduced = None if _takes_deflation(observation, view) else _reduced(observation, view)
-    if reduced is not None and not reduced.observation.rows:
-        return scheme.largest_sum(np.broadcast_to(reduced.direct, (observation.gradient_rounds, len(reduced.direct))))
-    if reduced is not None:
-        check_cost(f"the exact loss of {observation.view}", _cost(reduced.observation, scheme), LESS)
-    out = np.zeros(len(observation.victims))
-    for group, M_VTT in _in_groups(observation, reduced):
+    found = _closed_form(observation, scheme) or _by_matrices(observation, scheme)
+    return found._replace(figure=Figure.BOUND) if scheme.shuffled else found
+
+
+def squared(observation: Observation, scheme: Participation) -> Array:
+    """mu^2 of every victim."""
+    return exact_loss(observation, scheme).squares
+
+
+def _by_matrices(observation: Observation, scheme: Participation) -> Loss:
+    out, exact = np.zeros(len(observation.victims)), True
+    view = _reduced(observation)
+    if view is not None and not view.observation.rows:
+        direct = np.broadcast_to(view.direct, (observation.gradient_rounds, len(out)))
+        return Loss(scheme.largest_sum(direct), Figure.EXACT)
+    if view is not None:
+        check_cost(f"the exact loss of {observation.view}", _cost(view.observation, scheme), LESS)
+    published = observation.view.final_models is not FinalModels.NONE and not (view is not None and view.apart)
+    cancels = published or _shares_noise(observation)
+    for group, M_VTT, is_exact in _matrices(observation, view):
         found, covered = np.full(len(M_VTT), np.inf), np.isfinite(M_VTT).all(axis=(1, 2))
         if covered.any():
             some = M_VTT if covered.all() else M_VTT[covered]
             found[covered] = worst_case(some, scheme, observation.gradient_rounds)
-        published = observation.view.final_models is not FinalModels.NONE and not view.apart
-        if published or _shares_noise(observation):
+        if cancels:
             found[found * _largest_noise(observation) ** 2 > CANCELLED] = np.inf
-        out[group] = found
+        out[group], exact = found, exact and is_exact
         report_progress(len(M_VTT))
-    most = _largest_of_averaging(observation, scheme)
-    if np.any(most < (1 - FULL_RANK) * out):
-        _doubtful_views(observation.system).add(observation.view)
-    return np.minimum(out, most)
+    return Loss(out, Figure.EXACT if exact else Figure.BOUND)
 
 
-def figure_of(observation: Observation, scheme: Participation) -> Figure:
-    """What `squared` has given for a view: its loss, a bound, or a formula."""
-    averaged = averaging_loss(observation)
-    if averaged is not None:
-        return Figure.EXACT if averaged.exact else Figure.BOUND
-    if scheme.shuffled or observation.view in _doubtful_views(observation.system):
-        return Figure.BOUND
-    closed = loss_of_noisy_gradients(observation, scheme) is not None or sees_one_fresh_sum(observation)
-    return Figure.CLOSED_FORM if closed else Figure.EXACT
+def losses(observation: Observation) -> Array:
+    """M of every victim, V x T x T; infinite throughout where a signal is not covered by noise."""
+    T = observation.gradient_rounds
+    M_VTT = np.zeros((len(observation.victims), T, T))
+    for group, found, _ in _matrices(observation, _reduced(observation)):
+        M_VTT[group] = found
+    return M_VTT
 
 
 def loss_cost(observation: Observation, scheme: Participation) -> Cost:
-    """What `squared` takes, from the sizes of what is left of the view; nothing where there is a closed form."""
+    """What `exact_loss` takes, from the sizes of what is left of the view; nothing where there is a closed form."""
     observation = without_implied_models(observation)
-    if _closed_form(observation, scheme) is not None:
+    if averaging_loss(observation) is not None or _closed_form(observation, scheme) is not None:
         return Cost()
-    view = separated(observation)
-    return Cost() if _takes_deflation(observation, view) else _cost(_reduced(observation, view).observation, scheme)
+    view = _reduced(observation)
+    return Cost() if view is None else _cost(view.observation, scheme)
 
 
 def _cost(observation: Observation, scheme: Participation) -> Cost:
@@ -131,65 +139,30 @@ def _cost(observation: Observation, scheme: Participation) -> Cost:
     G, links, route = observation.gradient_rounds, observation.links, route_of(observation)
     among = scheme.times or G
     search = float(scheme.count(T) * V * among**2) * (150 + 2 * among)
-    products = R * T * (SPARSE / 2 * links + G * V / 3)
-    if route is Route.NOTHING:
-        return Cost()
-    if route is Route.CONJUGATE:
+    passes = R * T * (SPARSE / 2 * links + G * V / 3)
+    if route is conjugate:
         memory, work = R * G, V * SPARSE * 60 * T * G * float(links)
-    elif route is Route.KALMAN:
-        memory, work = X**2 + R * (X + R / T) / 3, R * (2 * X**2 + R * X) + 4 * SPARSE * T * links * X + products
+    elif route is kalman:
+        memory, work = X**2 + R * (X + R / T) / 3, R * (2 * X**2 + R * X) + 4 * SPARSE * T * links * X + passes
     else:
         settled = 3 * R**3 + 4 * R**2 * DIRECTIONS + 7.0 * V * T**2 * (R / T + DIRECTIONS / 2)
-        memory, work = R**2, min(R**3 + products, settled) + R * (SPARSE * links + R * observation.sources / T)
+        memory, work = 5 / 3 * R**2, min(R**3 + passes, settled) + R * (SPARSE * links + R * observation.sources / T)
     return Cost(memory=24 * memory + min(24.0 * V * G**2, 24.0 * G**2 + 4e9), seconds=(work + search) / MULTIPLICATIONS)
 
 
-def _closed_form(observation: Observation, scheme: Participation) -> Array | None:
+# --- closed forms --------------------------------------------------------------------------------------------------
+
+
+def _closed_form(observation: Observation, scheme: Participation) -> Loss | None:
     """mu^2 of every victim where no M is needed; None elsewhere."""
     without_noise = not any(part.noise.nnz for step in observation.distinct_steps for part in (step.observed, step.out))
     if without_noise or average_has_no_noise(observation):
-        return np.where(_reached(observation), np.inf, 0.0)
-    averaged = averaging_loss(observation)
-    if averaged is not None:
-        return averaged.squares
-    of_noisy_gradients = loss_of_noisy_gradients(observation, scheme)
-    if of_noisy_gradients is None and sees_one_fresh_sum(observation):
-        return _of_fresh_sums(observation, scheme)
-    return of_noisy_gradients
-
-
-def _largest_of_averaging(observation: Observation, scheme: Participation) -> Array:
-    """For averaging, what all noisy values together tell: nothing that is sent tells more. No bound otherwise.
-
-    What is heard again and again looks alike, so directions of the noise that are nearly lost in rounding can make an
-    exact loss far too large.
-    """
-    if observation.system.algorithm.averaging:
-        try:
-            return loss_given_noisy_gradients(observation.system, observation.view, observation.victims, scheme)
-        except Unaccountable:
-            pass
-    return np.full(len(observation.victims), np.inf)
-
-
-def _reached(observation: Observation) -> NDArray[np.bool_]:
-    """Whose gradients come into any observation at all, unless terms cancel."""
-    found = np.zeros(len(observation.victims), dtype=bool)
-    touched = np.zeros((observation.steps[0].out.state.shape[1], len(observation.victims)))
-    for step in observation.steps:
-        sent, after = (_touched(part, touched) for part in (step.observed, step.out))
-        found |= sent.any(axis=0)
-        if found.all():
-            break
-        touched = after.astype(float)
-    return found
-
-
-def _touched(part: Inputs, touched: Array) -> NDArray[np.bool_]:
-    there = abs(part.state) @ touched
-    if part.gradient.shape[1]:
-        there = there + abs(part.gradient).toarray()
-    return np.asarray(there > 0)
+        rows = np.concatenate(reached(observation, each=True))
+        return Loss(np.where(rows.any(axis=0), np.inf, 0.0), Figure.EXACT)
+    found = loss_of_noisy_gradients(observation, scheme)
+    if found is None and sees_one_fresh_sum(observation):
+        found = _of_fresh_sums(observation, scheme)
+    return None if found is None else Loss(found, Figure.CLOSED_FORM)
 
 
 def loss_of_noisy_gradients(observation: Observation, scheme: Participation) -> Array | None:
@@ -250,11 +223,7 @@ def _of_fresh_sums(observation: Observation, scheme: Participation) -> Array:
     return scheme.largest_sum(each_TV)
 
 
-def losses(observation: Observation) -> Array:
-    """M of every victim, V x T x T; infinite throughout where a signal is not covered by noise."""
-    view = separated(observation)
-    reduced = None if _takes_deflation(observation, view) else _reduced(observation, view)
-    return whole(observation, _in_groups(observation, reduced))
+# --- matrices ------------------------------------------------------------------------------------------------------
 
 
 def _check_sizes_of_messages(observation: Observation) -> None:
@@ -283,73 +252,76 @@ def _largest_noise(observation: Observation) -> float:
     return max((float(np.abs(part.data).max()) for part in parts if part.nnz), default=0.0)
 
 
-def whole(observation: Observation, groups: Groups) -> Array:
-    """Groups of victims put together."""
-    M_VTT = np.zeros((len(observation.victims), observation.gradient_rounds, observation.gradient_rounds))
-    for group, found in groups:
-        M_VTT[group] = found
-    return M_VTT
-
-
-def _takes_deflation(observation: Observation, view: Separated) -> bool:
-    if np.isinf(view.factor):
-        return True
-    components = observation.steps[0].out.state.shape[0]
-    return observation.system.algorithm.averaging and components * observation.sources <= DEFLATED
-
-
 class _Reduced(NamedTuple):
     """A view without what follows from earlier messages; what has to be added to the diagonal of every M of that, and
-    then by how much it may be larger."""
+    then by how much it may be larger; and whether the average of the final models stands `apart` in it."""
 
     observation: Observation
     direct: Array
     factor: float
+    apart: bool
 
 
-def _reduced(observation: Observation, view: Separated) -> _Reduced:
-    """Small views are left as they are."""
-    if is_small(observation):
-        return _Reduced(view.observation, np.zeros(len(observation.victims)), view.factor)
-    return _Reduced(*eliminate_known_messages(view.observation), view.factor)
+def _reduced(observation: Observation) -> _Reduced | None:
+    """None where a route has to be taken that knows noise itself, not its squares."""
+    view = separated(observation)
+    if np.isinf(view.factor):
+        return None
+    return _Reduced(*eliminate_known_messages(view.observation), view.factor, view.apart)
 
 
-def _in_groups(observation: Observation, reduced: _Reduced | None) -> Groups:
-    """M of some victims after others; by deflation where the view was not reduced, or is singular."""
-    if reduced is None:
-        yield slice(None), _deflated(observation)
-        return
-    try:  # what is singular shows before the first group
-        for group, M_VTT in _by_route(reduced.observation):
-            np.einsum("vtt->vt", M_VTT)[:] += reduced.direct[group, None]
-            M_VTT *= reduced.factor
-            yield group, M_VTT
-    except Singular:
-        yield slice(None), _deflated(observation)
+def _matrices(observation: Observation, view: _Reduced | None) -> Iterator[tuple[slice, Array, bool]]:
+    """M of some victims after others, and whether it is exact; by deflation where the view is singular."""
+    if view is not None:
+        try:  # what is singular shows before the first group
+            for group, M_VTT in _by_route(view.observation):
+                np.einsum("vtt->vt", M_VTT)[:] += view.direct[group, None]
+                M_VTT *= view.factor
+                yield group, M_VTT, True
+            return
+        except Singular:
+            pass
+    yield slice(None), *_deflated(observation)
 
 
-def _deflated(observation: Observation) -> Array:
+def _by_route(observation: Observation) -> Groups:
+    V, T = len(observation.victims), observation.gradient_rounds
+    if not observation.rows or not T:  # nothing is heard that could tell anything
+        return iter([(slice(None), np.zeros((V, T, T)))])
+    return route_of(observation)(observation)
+
+
+def route_of(observation: Observation) -> Callable[[Observation], Groups]:
+    """By memory, then by the number of multiplications; only the covariance takes correlated noise."""
+    T, rows, X = len(observation.steps), observation.rows, observation.state
+    if rows > GRAM_ROWS and X > FILTER_STATE:
+        return conjugate
+    by_gram = rows**2 * X + 2 / 3 * rows**3
+    by_filter = 2 * rows * X**2 + 40 * T * observation.links * X + rows**2 * X
+    cheaper = rows > GRAM_ROWS or (by_filter < by_gram and X <= FILTER_STATE)
+    return kalman if cheaper and observation.system.correlation is None else gram
+
+
+def _deflated(observation: Observation) -> tuple[Array, bool]:
     """Deflation with everyone as a victim: what is rounding is told by all signals, not by those of a few.
 
     Directions of the noise that it takes for rounding must be none. That is so if it finds as many as there are;
-    else all noisy gradients, which tell no less, stand for the view.
+    else all noisy gradients, which tell no less, stand for the view, and M is not exact.
     """
     whole = observe(observation.system, observation.view)
-    averaging = observation.system.algorithm.averaging
-    apart = Separated(whole, 1.0, False) if averaging else separated(whole)
+    view = separated(whole)
     T, n, Z = len(whole.steps), len(whole.victims), float(whole.sources)
     work = whole.rows**2 * (2 * Z + T * n) + 100 * T * (Z + T * n) * whole.state
     cost = Cost(memory=80 * whole.state * (Z + T * n), seconds=work / MULTIPLICATIONS)
     check_cost(f"a basis of all noise that reaches {whole.view}", cost, LESS)
-    found = deflated(apart.observation)
-    M_VTT = found.losses * (apart.factor if apart.apart else 1.0)
-    exact = _rank_of(apart.observation if apart.apart else whole, found)
+    found = deflated(view.observation)
+    exact = _rank_of(view.observation if view.apart else whole, found)
     if exact is None:
-        _doubtful_views(observation.system).add(observation.view)
         M_VTT = _matrices_of_noisy_gradients(whole)
     else:
-        M_VTT[exact.uncovered.reshape(-1, len(whole.victims)).any(axis=0)] = np.inf
-    return M_VTT[np.searchsorted(whole.victims, observation.victims)]
+        M_VTT = found.losses * (view.factor if view.apart else 1.0)
+        M_VTT[exact.uncovered.reshape(-1, n).any(axis=0)] = np.inf
+    return M_VTT[np.searchsorted(whole.victims, observation.victims)], exact is not None
 
 
 def _rank_of(observation: Observation, found: Deflated) -> Rank | None:
@@ -368,12 +340,6 @@ def _rank_of(observation: Observation, found: Deflated) -> Rank | None:
     return Rank(found.rank, np.zeros(len(observation.victims) * observation.gradient_rounds, dtype=bool), False)
 
 
-@once_for_each
-def _doubtful_views(system: LinearSystem) -> set[View]:
-    """Noted while their losses are computed: views whose rank is in doubt, so that noisy gradients stand for them."""
-    return set()
-
-
 def _matrices_of_noisy_gradients(observation: Observation) -> Array:
     try:
         return matrices_given_noisy_gradients(observation.system, observation.view, observation.victims)
@@ -382,47 +348,7 @@ def _matrices_of_noisy_gradients(observation: Observation) -> Array:
         return np.full((len(observation.victims), T, T), np.inf)
 
 
-class Route(Enum):
-    """By what a loss is computed."""
-
-    NOTHING = "nothing is heard that could tell anything"
-    GRAM = "the covariance of all observations"
-    KALMAN = "a whitening filter over rounds"
-    CONJUGATE = "conjugate gradients"
-
-
-def is_small(observation: Observation) -> bool:
-    """Whether a filter takes less time than to eliminate any observations first."""
-    return observation.rows <= FEW_ROWS and observation.state <= FEW_COMPONENTS
-
-
-def route_of(observation: Observation) -> Route:
-    """By memory, then by the number of multiplications, which are few in small views; only the covariance takes
-    correlated noise."""
-    T, rows, X = len(observation.steps), observation.rows, observation.state
-    if not rows or not observation.gradient_rounds:
-        return Route.NOTHING
-    if rows > GRAM_ROWS and X > FILTER_STATE:
-        return Route.CONJUGATE
-    each = rows / T
-    by_gram = rows**2 * X + 2 / 3 * rows**3
-    by_filter = T * (2 * each * X**2 + 40 * observation.links * X) + rows * T * each * X
-    cheaper = rows > GRAM_ROWS or (by_filter < by_gram and X <= FILTER_STATE) or is_small(observation)
-    return Route.KALMAN if cheaper and observation.system.correlation is None else Route.GRAM
-
-
-def _by_route(observation: Observation) -> Groups:
-    """M by the route that fits the sizes of a view."""
-    route = route_of(observation)
-    if route is Route.NOTHING:
-        T = observation.gradient_rounds
-        return iter([(slice(None), np.zeros((len(observation.victims), T, T)))])
-    if route is Route.GRAM:
-        return gram(observation)
-    return kalman(observation) if route is Route.KALMAN else conjugate(observation)
-
-
-# --- oracle --------------------------------------------------------------------------------------------------------
+# --- small systems -------------------------------------------------------------------------------------------------
 
 
 class Whitened(NamedTuple):
@@ -444,11 +370,3 @@ def whitened(observation: Observation, *, rank: float = 1e-11) -> Whitened:
     bare = A_RTV - np.einsum("rk,ktv->rtv", left[:, keep], coordinates)
     uncovered = np.abs(bare).max(axis=(0, 1), initial=0.0) > UNCOVERED * np.abs(A_RTV).max(axis=(0, 1), initial=1e-300)
     return Whitened(left[:, keep].T / sizes[keep, None], coordinates / sizes[keep][:, None, None], bare, uncovered)
-
-
-def dense(observation: Observation, *, rank: float = 1e-11) -> Array:
-    """M by the pseudo-inverse of B B^T: the definition itself."""
-    white = whitened(observation, rank=rank)
-    M_VTT = np.einsum("ksv,ktv->vst", white.signal_KTV, white.signal_KTV)
-    M_VTT[white.uncovered_V] = np.inf
-    return M_VTT

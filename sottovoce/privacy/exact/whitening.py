@@ -96,14 +96,20 @@ def starts(steps: tuple[ObservedStep, ...]) -> NDArray[np.intp]:
     return np.concatenate([[0], np.cumsum([step.observed.state.shape[0] for step in steps])]).astype(np.intp)
 
 
-def reached_rows(observation: Observation) -> list[NDArray[np.bool_]]:
-    """Of each round, which observations any gradient reaches, unless terms cancel."""
-    touched, found = np.zeros(observation.steps[0].observed.state.shape[1], dtype=bool), []
+def reached(observation: Observation, *, each: bool = False) -> list[NDArray[np.bool_]]:
+    """Of each round, which observations any gradient reaches, P x 1, or `each` victim's, P x V, unless terms cancel."""
+
+    def entering(part: Inputs) -> Array:
+        return abs(part.gradient).toarray() if each else np.asarray(abs(part.gradient).sum(axis=1))[:, None]
+
+    X, V = observation.steps[0].observed.state.shape[1], len(observation.victims)
+    touched, found = np.zeros((X, V if each else 1)), []
     for step in observation.steps:
-        sent, touched = (
-            (abs(part.state) @ touched + abs(part.gradient).sum(axis=1)) > 0 for part in (step.observed, step.out)
-        )
-        found.append(sent)
+        sent, on = (abs(part.state) @ touched for part in (step.observed, step.out))
+        if step.takes_gradients:
+            sent, on = sent + entering(step.observed), on + entering(step.out)
+        touched = (on > 0).astype(float)
+        found.append(sent > 0)
     return found
 
 
@@ -209,9 +215,9 @@ def _filters(observation: Observation) -> tuple[list[Filter], float]:
     filters: list[Filter] = []
     rounding = 0.0
     mixtures = map_equal_steps(_mixtures, observation.steps)
-    for (mixed, sizes), reached in zip(mixtures, reached_rows(observation), strict=True):
+    for (mixed, sizes), told in zip(mixtures, reached(observation), strict=True):
         terms = sizes.seen_noise.diagonal() + np.asarray((sizes.seen @ terms_XX * sizes.seen).sum(axis=1))
-        found, factor, alive = _filter(mixed, left_XX, terms, reached)
+        found, factor, alive = _filter(mixed, left_XX, terms, told[:, 0])
         left_XX = mixed.moved(left_XX) - found.gain.T @ found.gain
         left_XX, terms_XX = (left_XX + left_XX.T) / 2, sizes.moved(terms_XX)
         rounding = max(rounding, rounding_error(factor, None if sizes is mixed else terms[alive]))
@@ -221,13 +227,13 @@ def _filters(observation: Observation) -> tuple[list[Filter], float]:
 
 
 def _filter(
-    mixed: _Mixture, left_XX: Array, terms: Array, reached: NDArray[np.bool_]
+    mixed: _Mixture, left_XX: Array, terms: Array, told: NDArray[np.bool_]
 ) -> tuple[Filter, Array, NDArray[np.bool_]]:
-    """The filter of one round, its factor, and which observations are not known for sure: none that is `reached`."""
+    """The filter of one round, its factor, and which observations are not known for sure: none that is `told`."""
     seen_PX = mixed.seen @ left_XX
     covariance_PP = (mixed.seen @ seen_PX.T).T + mixed.seen_noise
     alive = covariance_PP.diagonal() > 0
-    if np.any(reached & ~alive):
+    if np.any(told & ~alive):
         raise Singular("a signal without noise")
     factor = cholesky_(covariance_PP[np.ix_(alive, alive)], terms[alive])
     whiten_PP = np.zeros_like(covariance_PP)
