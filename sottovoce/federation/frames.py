@@ -145,8 +145,13 @@ class FrameReader:
 
     def __init__(self, agreement: bytes, message_length: int, message_kind: Kind = Kind.MESSAGE) -> None:
         self._agreement = agreement
-        self._lengths = {
-            message_kind: message_length, Kind.ACKNOWLEDGEMENT: DIGEST, Kind.WAITING: 0, Kind.ABSENT: ABSENCE.size
+        hello = range(RECEIPT.size, RECEIPT.size + LONGEST_VERSION + 1)
+        self._lengths = {Kind.HELLO: hello} | {
+            kind: range(length, length + 1)
+            for kind, length in (
+                (message_kind, message_length), (Kind.ACKNOWLEDGEMENT, DIGEST), (Kind.WAITING, 0),
+                (Kind.ABSENT, ABSENCE.size),
+            )
         }  # fmt: skip
         self._bytes = bytearray()
         self._begun: tuple[Frame, int] | None = None
@@ -171,20 +176,13 @@ class FrameReader:
             raise Refused(Reason.FORMAT)
         if version != VERSION:
             raise Refused(Reason.VERSION)
-        if kind not in Kind.__members__.values():
-            raise Refused(Reason.FORMAT)
         if agreement != self._agreement:
             raise Refused(Reason.AGREEMENT)
-        if Kind(kind) is not Kind.HELLO and Kind(kind) not in self._lengths:
+        if kind not in self._lengths:
             raise Refused(Reason.FORMAT)
-        if not self._fits(Kind(kind), length):
+        if length not in self._lengths[kind]:
             raise Refused(Reason.LENGTH)
         return Frame(agreement, Place(round, step), sender, Kind(kind), tag=tag), HEADER.size + length
-
-    def _fits(self, kind: Kind, length: int) -> bool:
-        if kind is Kind.HELLO:
-            return RECEIPT.size <= length <= RECEIPT.size + LONGEST_VERSION
-        return length == self._lengths[kind]
 
 
 KeyHashes: TypeAlias = Mapping[str, str]

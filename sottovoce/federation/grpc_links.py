@@ -401,9 +401,7 @@ class GrpcLinks(Links):
         if reason is Reason.AGREEMENT:
             self.differs(neighbour)
         if reason is Reason.EQUIVOCATION:
-            for equivocation in self.equivocations():
-                if equivocation.sender == neighbour:
-                    self._report(equivocation)
+            self._report(self.equivocations()[neighbour])
 
 
 def _default_bind(address: str) -> str:

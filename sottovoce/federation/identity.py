@@ -91,15 +91,12 @@ def create_identity(name: str, folder: Path, *, address: str | None, listen: boo
     with locked(folder / LOCK):
         public = (folder / PUBLIC_PART, public_file)
         if _is_unfinished(folder, public_file):
-            _remove(*public)
-        _check_absent(folder / IDENTITY, *public)
-        try:
             for path in public:
-                write_text(path, member.toml())
-            _write_private(identity)
-        except BaseException:  # a full disk, say
-            _remove(folder / IDENTITY, *public)
-            raise
+                path.unlink(missing_ok=True)
+        _check_absent(folder / IDENTITY, *public)
+        for path in public:
+            write_text(path, member.toml())
+        _write_private(identity)
     return identity
 
 
@@ -113,11 +110,6 @@ def _is_unfinished(folder: Path, public_file: Path) -> bool:
     names = {path.name for path in folder.iterdir() if not path.name.endswith(PART)}
     same = not public_file.exists() or read_bytes(public_file) == read_bytes(folder / PUBLIC_PART)
     return same and names <= {PUBLIC_PART, LOCK}
-
-
-def _remove(*paths: Path) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
 
 
 def _check_absent(*paths: Path) -> None:

@@ -249,10 +249,10 @@ class Links(ABC):
         with self._changed:
             return dict(self._outbox.receipts)
 
-    def equivocations(self) -> tuple[Equivocation, ...]:
+    def equivocations(self) -> dict[MemberNumber, Equivocation]:
         """The first equivocation of each neighbour that sent two messages for a place."""
         with self._changed:
-            return tuple(self._mailbox.equivocations.values())
+            return dict(self._mailbox.equivocations)
 
     def stop(self) -> None:
         """Wait no more: whoever waits, or will, is interrupted. It may be called by a signal's handler."""
