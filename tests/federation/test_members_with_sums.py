@@ -14,6 +14,7 @@ from sottovoce.federation.member_folder import CONFIRMED, LEDGER, MemberSettings
 from sottovoce.ledger.payloads import Place
 from sottovoce.ledger.steps import MaskKeys, Steps
 from tests.federation.clinics import NAMES, Clinics
+from tests.federation.grpc_members import until
 from tests.federation.kills import COINS, MOMENTS, UNSTORED, Kills
 from tests.federation.memory_links import Killed
 from tests.federation.real_members import RealMembers
@@ -139,10 +140,16 @@ def test_killed_at_every_moment_of_a_round_and_joined_again(tmp_path, monkeypatc
     agreement = clinics.agree(algorithm, graph=graph, rounds=rounds)
     for number, moment in enumerate(moments):
         kills.planned.add(("Mercy", moment, Place(3 * number, 0)))
-    kills.planned.add(("Mercy", UNSTORED, Place(rounds - 1, 0)))  # so that it is absent from the last round
+    last = Place(rounds - 1, 0)
+    kills.planned.add(("Mercy", UNSTORED, last))  # so that it is absent from the last round
 
     def join(name):
-        return lambda: kills.survived(lambda resume: clinics.join(agreement, name, resume=resume))
+        def take_part(resume):
+            if name == "Mercy" and ("Mercy", UNSTORED, last) not in kills.planned:
+                until(lambda: {sender for _, sender, place in list(kills.seen) if place == last} >= {0, 2})
+            return clinics.join(agreement, name, resume=resume)
+
+        return lambda: kills.survived(take_part)
 
     results = clinics.run(agreement, {name: join(name) for name in clinics.names})
     assert [result for result in results.values() if isinstance(result, BaseException)] == []
