@@ -81,8 +81,9 @@ def watch_waiting(path: Path) -> None:
     wait, lines = Patience.wait, os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
 
     def waited(patience, place, members, attempt):
-        wait(patience, place, members, attempt)
+        left = wait(patience, place, members, attempt)
         os.write(lines, f"{json.dumps([place.round, patience._spent])}\n".encode())
+        return left
 
     Patience.wait = waited
 
