@@ -35,7 +35,7 @@ from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.privacy_report import unlike_settings
 from sottovoce.run.recording import Messages, read_recording
 from sottovoce.run.run_accountant import RunAccountant
-from sottovoce.run.run_documents import FILE, RunDocuments, read_begun_run, read_runs, recorded_graph, unfinished_run
+from sottovoce.run.run_documents import FILE, RunDocuments, read_begun_run, read_runs, recorded_graph
 from sottovoce.run.training_run import TrainingRun, average_model
 from sottovoce.support.config import Document, Experiment
 from sottovoce.support.files import explaining, inside
@@ -107,9 +107,7 @@ def open_run(folder: Path, data: Path | None = None, *, own: bool = False) -> Fi
 
 def open_doubted_run(folder: Path, data: Path | None = None, *, own: bool = False) -> FinishedRun:
     """The same, whatever its files say: what does not fit its settings is in `foreign`."""
-    files, experiment, stated, _ = read_begun_run(folder)
-    if not files.result.exists():
-        raise unfinished_run(folder)
+    files, experiment, stated, _ = read_begun_run(folder, finished=True)
     has_key = files.noise_key.exists()
     training_run = build_run(buildable(experiment, data, own=own), data, recorded_graph(files, experiment))
     digest = fingerprint(experiment, training_run)

@@ -110,11 +110,6 @@ def damaged_run(folder: Path) -> InputError:
     )
 
 
-def unfinished_run(folder: Path) -> InputError:
-    """What is wrong with a run that has no result."""
-    return InputError(f"{folder}: an unfinished run", "only finished runs can be read", "go on with --resume")
-
-
 def _runs_in(path: Path) -> list[Path]:
     if not path.is_dir():
         raise InputError(f"{path}: no such folder", "a run or a sweep has one", "give runs/NAME of sotto run")
@@ -147,17 +142,18 @@ class BegunRun(NamedTuple):
     privacy: PrivacyDocument
 
 
-def read_begun_run(folder: Path) -> BegunRun:
-    """One run, finished or not."""
+def read_begun_run(folder: Path, *, finished: bool = False) -> BegunRun:
+    """One run, finished or not; one that is not may be refused."""
     files = RunFiles(folder)
     settings = files.document(files.config) if folder.is_dir() else None
+    if finished and settings is not None and not files.result.exists():
+        raise InputError(f"{folder}: an unfinished run", "only finished runs can be read", "go on with --resume")
     stated = None if settings is None else files.document(files.privacy)
     if settings is None or stated is None:
         raise InputError(
-            f"{folder}: no run",
-            "the folder of a run has a config.json and a privacy.json",
+            f"{folder}: no run", "the folder of a run has a config.json and a privacy.json",
             "give runs/NAME of sotto run",
-        )
+        )  # fmt: skip
     try:
         return BegunRun(files, parse_experiment(settings, str(files.config)), stated, PrivacyDocument.read(stated))
     except (KeyError, TypeError) as error:
@@ -166,11 +162,8 @@ def read_begun_run(folder: Path) -> BegunRun:
 
 def read_doubted_run(folder: Path) -> RunDocuments:
     """One finished run, whatever its lines of metrics are."""
-    files, experiment, _, privacy = read_begun_run(folder)
-    result = files.document(files.result)
-    if result is None:
-        raise unfinished_run(folder)
-    attacks, audit = (files.document(path) or {} for path in (files.attack, files.audit))
+    files, experiment, _, privacy = read_begun_run(folder, finished=True)
+    result, attacks, audit = (files.document(path) or {} for path in (files.result, files.attack, files.audit))
     graph, baselines = recorded_graph(files, experiment), files.document(files.baselines)
     return RunDocuments(folder, experiment, privacy, result, files.lines(), attacks, audit, graph, baselines)
 
