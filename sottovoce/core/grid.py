@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from sottovoce.core.algorithm import Algorithm, State, sums_over_all
+from sottovoce.core.algorithm import Algorithm, leaves, sums_over_all
 from sottovoce.core.arrays import Plain, Reals, numpy_dtype, to_numpy
 from sottovoce.core.compression import Identity
 from sottovoce.core.correlation import Correlation, of_node
@@ -194,7 +194,7 @@ def _adds_noise_to_gradients(algorithm: Algorithm, topology: Topology) -> bool:
     noise = np.linspace(1.0, 5.0, topology.n)[:, None]
     state = ready.init(0 * noise)
     step, nothing, taken_away, again = (
-        _leaves(ready.local(state, gradient, added))
+        leaves(ready.local(state, gradient, added))
         for gradient, added in ((2 * noise, -noise), (0 * noise, 0.0), (-noise, noise), (2 * noise, -noise))
     )
     if not _equal(step, again):
@@ -207,12 +207,6 @@ def _adds_noise_to_gradients(algorithm: Algorithm, topology: Topology) -> bool:
 
 def _equal(some: list[Any], others: list[Any]) -> bool:
     return all(np.array_equal(one, other) for one, other in zip(some, others, strict=True))
-
-
-def _leaves(state: State) -> list[Any]:
-    if state is None:
-        return []
-    return [leaf for part in state for leaf in _leaves(part)] if isinstance(state, tuple) else [state]
 
 
 def _why_not_on_messages(algorithm: Algorithm, topology: Topology) -> str | None:
