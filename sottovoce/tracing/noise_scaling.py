@@ -14,7 +14,9 @@ from scipy import sparse
 
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import FactoredMatrix, Noise
+from sottovoce.core.sensitivity import in_units_of_largest
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
+from sottovoce.tracing.round_maps import noise_deviation
 
 ROUNDING = 1e-13
 """Scaled noise is made smaller by this share, so that a figure never falls below that of a new trace by rounding."""
@@ -44,7 +46,7 @@ def scale_noise(system: LinearSystem, noise: Noise) -> LinearSystem | None:
         factors = _factors(step, old, noise)
         if factors is None:
             return None
-        scaled[step] = _scaled(step, factors * (1 - ROUNDING))
+        scaled[step] = _scaled(step, factors * (1 - ROUNDING), noise)
     algorithm = replace(system.algorithm, noise=noise)  # type: ignore[type-var]
     return replace(system, steps=tuple(scaled[step] for step in system.steps), algorithm=algorithm)
 
@@ -105,8 +107,8 @@ def _growth(before: FactoredMatrix, after: FactoredMatrix) -> Factors | None:
     return factors if same.all() else None
 
 
-def _scaled(step: StepMatrices, factors: Factors) -> StepMatrices:
-    """The same round with its noise columns multiplied."""
+def _scaled(step: StepMatrices, factors: Factors, noise: Noise) -> StepMatrices:
+    """The same round with its noise columns multiplied, and maps that say how large the noise is."""
     every = np.concatenate([np.ones(step.state_size + step.gradients), factors])
 
     def scaled(matrix: sparse.csr_array) -> sparse.csr_array:
@@ -114,8 +116,14 @@ def _scaled(step: StepMatrices, factors: Factors) -> StepMatrices:
         found.data *= every[found.indices]
         return found
 
+    deviation = noise_deviation(noise, step.sensitivity, step.mixings[0])
+    edge_noise = tuple(in_units_of_largest(noise.edge(mixing), step.sensitivity) for mixing in step.maps.mixings)
+    maps = replace(
+        step.maps, deviation=None if deviation is None else deviation * (1 - ROUNDING), edge_noise=edge_noise
+    )
     return replace(
         step,
+        maps=maps,
         state_out=scaled(step.state_out),
         point=None if step.point is None else scaled(step.point),
         models=scaled(step.models),

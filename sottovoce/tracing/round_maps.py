@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.mixing import Mixing
-from sottovoce.core.noise import NoiseTerm
+from sottovoce.core.noise import Noise, NoiseTerm, PerNode
+from sottovoce.core.sensitivity import in_units_of_largest, largest
 from sottovoce.tracing.linear_forms import LinearRows
 
 Numbers: TypeAlias = NDArray[np.floating]
@@ -100,3 +101,14 @@ def combined(combination: Combination, inputs: Sequence[Numbers], nodes: NDArray
     for number, coefficients in combination:
         total += coefficients[nodes] * inputs[number]
     return total
+
+
+def noise_deviation(noise: Noise, sensitivity: PerNode, mixing: Mixing) -> Numbers | None:
+    """How large the noise is that the loop adds to each gradient; not where it depends on that of other rounds."""
+    if noise.correlation is not None:
+        return None
+    variance = np.zeros(mixing.n)
+    for term in in_units_of_largest(noise.local(mixing), sensitivity):
+        matrix = term.matrix.whole()
+        variance += np.bincount(np.repeat(np.arange(mixing.n), np.diff(matrix.indptr)), matrix.data**2, mixing.n)
+    return largest(sensitivity) * np.sqrt(variance)

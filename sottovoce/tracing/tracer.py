@@ -41,7 +41,7 @@ from sottovoce.tracing.basis import FIRST, Basis, Coordinate, Coordinates, MapIn
 from sottovoce.tracing.coordinate_classes import covering_all_coordinates
 from sottovoce.tracing.linear_forms import LinearRows, as_linear, slots, with_slots
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, TracedMessages
-from sottovoce.tracing.round_maps import ClassMaps, Numbers, RoundMaps, combination_of, combined
+from sottovoce.tracing.round_maps import ClassMaps, Numbers, RoundMaps, combination_of, combined, noise_deviation
 
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm, State
@@ -272,24 +272,12 @@ def _trace_maps(
         state_out=tuple(combination_of(slot, n) for slot in slots(played.loop_state.state)),
         models=combination_of(as_linear(played.models), n),
         mixings=tuple(mixings),
-        deviation=_deviation(algorithm, mixings[0]),
+        deviation=noise_deviation(algorithm.noise, algorithm.sensitivity, mixings[0]),
         edge_noise=tuple(step.gossip_step.edge_noise for step in played.steps),
         private=_private(state),
         private_out=_private(played.loop_state.state),
     )
     return maps, played.loop_state
-
-
-def _deviation(algorithm: Algorithm, mixing: Mixing) -> Numbers | None:
-    """How large the noise is that the loop adds to each gradient; not where it depends on that of other rounds."""
-    if algorithm.noise.correlation is not None:
-        return None
-    terms = in_units_of_largest(algorithm.noise.local(mixing), algorithm.sensitivity)
-    variance = np.zeros(mixing.n)
-    for term in terms:
-        matrix = term.matrix.whole()
-        variance += np.bincount(np.repeat(np.arange(mixing.n), np.diff(matrix.indptr)), matrix.data**2, mixing.n)
-    return largest(algorithm.sensitivity) * np.sqrt(variance)
 
 
 def _private(state: State) -> tuple[bool, ...]:

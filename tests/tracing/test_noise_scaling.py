@@ -46,6 +46,12 @@ def test_a_scaled_system_is_what_a_new_trace_gives(case):
     np.testing.assert_allclose(B, B_fresh, rtol=1e-12, atol=1e-15 * np.abs(B_fresh).max())
     for ours, theirs in zip(dict.fromkeys(scaled.steps), dict.fromkeys(fresh.steps), strict=True):
         np.testing.assert_allclose(ours.models.toarray(), theirs.models.toarray(), rtol=1e-12, atol=1e-14)
+        assert (ours.maps.deviation is None) == (theirs.maps.deviation is None)
+        if theirs.maps.deviation is not None:
+            np.testing.assert_allclose(ours.maps.deviation, theirs.maps.deviation, rtol=1e-12)
+        for some, others in zip(ours.maps.edge_noise, theirs.maps.edge_noise, strict=True):
+            for one, other in zip(some, others, strict=True):
+                np.testing.assert_array_equal(one.matrix.whole().toarray(), other.matrix.whole().toarray())
 
 
 @pytest.mark.parametrize("case", ACCOUNTED)
