@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,8 +144,7 @@ def parse_columns(document: Document, where: str) -> Columns:
     if found.scale_to not in SCALES:
         raise InputError(f"{where}: scale_to = {found.scale_to}", "it must be [0, 1] or [-1, 1]", "choose one")
     for column in found.columns:
-        _check_kind(column, f"{where}: column {column.name!r}")
-        _check_missing(column, f"{where}: column {column.name!r}")
+        _check_column(column, f"{where}: column {column.name!r}")
     target = found.target_column
     if (target.missing, target.unknown) != (REFUSE, REFUSE):
         raise InputError(
@@ -155,55 +154,33 @@ def parse_columns(document: Document, where: str) -> Columns:
     return found
 
 
-def _check_kind(column: Column, what: str) -> None:
-    """Refuse what is neither a range nor categories."""
+def _check_column(column: Column, what: str) -> None:
+    """Refuse what is neither a range nor categories, and substitutes that are not public or not of the same kind."""
+
+    def refuse(found: str, rule: str, remedy: str = "correct it") -> NoReturn:
+        raise InputError(f"{what}: {found}", rule, remedy)
+
+    missing, one_of_them = column.missing, f"it must be one of the categories, or {REFUSE!r}"
     if (column.range is None) == (column.categories is None):
-        raise InputError(
-            f"{what}: range and categories", "a column has exactly one of them", "give one, or drop the column"
-        )
+        refuse("range and categories", "a column has exactly one of them", "give one, or drop the column")
+    if column.categories is not None:
+        if len(set(column.categories)) < len(column.categories) or REFUSE in column.categories:
+            refuse("categories", f"they must differ from each other and from {REFUSE!r}", "correct the list")
+        if column.unknown not in (REFUSE, *column.categories):
+            refuse(f"unknown = {column.unknown!r}", one_of_them)
+        if missing not in (REFUSE, *column.categories):
+            refuse(f"missing = {missing!r}", one_of_them)
     if column.range is not None:
         low, high = column.range
         if not low < high or math.isinf(high - low):
-            raise InputError(
-                f"{what}: range = {column.range}", "the first number must be less than the second", "correct it"
-            )
+            refuse(f"range = {column.range}", "the first number must be less than the second")
         if column.unknown != REFUSE:
-            raise InputError(
-                f"{what}: unknown", "only columns with categories have it", "leave it out: numbers are clipped"
-            )
-    if column.categories is not None:
-        if len(set(column.categories)) < len(column.categories) or REFUSE in column.categories:
-            raise InputError(
-                f"{what}: categories", f"they must differ from each other and from {REFUSE!r}", "correct the list"
-            )
-        if column.unknown not in (REFUSE, *column.categories):
-            raise InputError(
-                f"{what}: unknown = {column.unknown!r}",
-                f"it must be one of the categories, or {REFUSE!r}",
-                "correct it",
-            )
-
-
-def _check_missing(column: Column, what: str) -> None:
-    """Refuse a substitute that is not public, or not of the column's kind."""
-    if column.missing == REFUSE:
-        return
-    if column.categories is not None:
-        if column.missing not in column.categories:
-            raise InputError(
-                f"{what}: missing = {column.missing!r}",
-                f"it must be one of the categories, or {REFUSE!r}",
-                "correct it",
-            )
-        return
-    assert column.range is not None
-    if isinstance(column.missing, str):
-        raise InputError(
-            f"{what}: missing = {column.missing!r}", "a value that is computed from rows is not public",
-            f"give a number within the range, or {REFUSE!r}",
-        )  # fmt: skip
-    if not column.range[0] <= column.missing <= column.range[1]:
-        raise InputError(f"{what}: missing = {column.missing:g}", f"the range is {column.range}", "give one within it")
+            refuse("unknown", "only columns with categories have it", "leave it out: numbers are clipped")
+        if isinstance(missing, str) and missing != REFUSE:
+            rule = "a value that is computed from rows is not public"
+            refuse(f"missing = {missing!r}", rule, f"give a number within the range, or {REFUSE!r}")
+        if not isinstance(missing, str) and not low <= missing <= high:
+            refuse(f"missing = {missing:g}", f"the range is {column.range}", "give one within it")
 
 
 # --- a first description, to be edited: what it takes from rows is not private --------------------------------------

@@ -92,14 +92,8 @@ def generators_kept() -> Iterator[None]:
 
     A process has one of each, so threads take turns.
     """
-    with _TURN, _states_kept():
-        yield
-
-
-@contextmanager
-def _states_kept() -> Iterator[None]:
-    pythons, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global one is meant
-    with torch.random.fork_rng():
+    with _TURN, torch.random.fork_rng():
+        pythons, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global one is meant
         try:
             yield
         finally:

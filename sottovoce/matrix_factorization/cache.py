@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -50,17 +49,12 @@ class Stored(NamedTuple):
 
 
 def folder() -> Path | None:
-    """Where factorizations are kept: $XDG_CACHE_HOME, or what the platform uses for caches; None without a home."""
-    if os.environ.get("XDG_CACHE_HOME"):
-        base = Path(os.environ["XDG_CACHE_HOME"])
-    elif sys.platform == "win32" and os.environ.get("LOCALAPPDATA"):
-        base = Path(os.environ["LOCALAPPDATA"])
-    else:
-        try:
-            base = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
-        except RuntimeError:
-            return None
-    return base / "sottovoce" / "noise"
+    """Where factorizations are kept: in $XDG_CACHE_HOME, or else in ~/.cache; None without a home."""
+    given = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(given) if given else Path.home() / ".cache") / "sottovoce" / "noise"
+    except RuntimeError:
+        return None
 
 
 def file_of(topology: Topology, rounds: int, settings: Mapping[str, JSON]) -> Path | None:
