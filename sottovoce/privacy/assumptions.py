@@ -19,7 +19,6 @@ from sottovoce.core.integer_sums import sum_grid
 from sottovoce.privacy.absorption import rounding_cost, rounding_is_bounded
 from sottovoce.privacy.discrete_noise import discrete_factor
 from sottovoce.privacy.rounding import round_up
-from sottovoce.support.memo import once_for_each
 from sottovoce.tracing.linear_system import LinearSystem
 
 FINAL_MODELS = "the final models: whoever sees them, once they are published, can learn more"
@@ -113,19 +112,6 @@ def rounding(system: LinearSystem, *, covered: bool, by_absorption: bool = False
 
     Of figures by absorption it is known what covering it would add, where single messages are seen.
     """
-    known = _known_roundings(system)
-    if (covered, by_absorption) not in known:
-        known[covered, by_absorption] = _rounding(system, covered, by_absorption)
-    return known[covered, by_absorption]
-
-
-@once_for_each
-def _known_roundings(system: LinearSystem) -> dict[tuple[bool, bool], Assumption]:
-    """What was said about a system before: every view says the same."""
-    return {}
-
-
-def _rounding(system: LinearSystem, covered: bool, by_absorption: bool) -> Assumption:
     if not covered and by_absorption and rounding_is_bounded(system):
         return AssumptionKind.ROUNDED_MODELS_NOT_COVERED.of(extra=round_up(rounding_cost(system)))
     if not covered:

@@ -157,13 +157,13 @@ Operands = list[tuple[int, ...]]
 class ViewForm:
     """One way to write a view: a word, or a word, a colon and operands of the given pattern, after a prefix.
 
-    `build` makes the view from the operands and from whether messages are summed securely.
+    `build` makes the view from the operands.
     """
 
     word: str
     operands: str
     pattern: str
-    build: Callable[[Operands, bool], View]
+    build: Callable[[Operands], View]
     prefix: str = ""
 
     @property
@@ -181,20 +181,13 @@ class ViewForm:
         )
 
 
-EVERYONE = ViewForm("everyone", "", "", lambda _, secure_sum: everyone(secure_sum=secure_sum))
-NODE = ViewForm("node", "A", NAME, lambda nodes, secure_sum: node(nodes[0][0], secure_sum=secure_sum))
-COALITION = ViewForm(
-    "coalition", "A,B", f"{NAME}(,{NAME})*",
-    lambda nodes, secure_sum: coalition(*(number for (number,) in nodes), secure_sum=secure_sum),
-)  # fmt: skip
-ANY_COALITION = ViewForm(
-    "coalition", "K", "[0-9]+",
-    lambda sizes, secure_sum: any_coalition(sizes[0][0], secure_sum=secure_sum), prefix="any-",
-)  # fmt: skip
+EVERYONE = ViewForm("everyone", "", "", lambda _: everyone())
+NODE = ViewForm("node", "A", NAME, lambda nodes: node(nodes[0][0]))
+COALITION = ViewForm("coalition", "A,B", f"{NAME}(,{NAME})*", lambda nodes: coalition(*(number for (number,) in nodes)))
+ANY_COALITION = ViewForm("coalition", "K", "[0-9]+", lambda sizes: any_coalition(sizes[0][0]), prefix="any-")
 EAVESDROPPER = ViewForm(
-    "eavesdropper", "A>B", f"{NAME}>{NAME}(,{NAME}>{NAME})*",
-    lambda edges, secure_sum: eavesdropper(*((a, b) for a, b in edges), secure_sum=secure_sum),
-)  # fmt: skip
+    "eavesdropper", "A>B", f"{NAME}>{NAME}(,{NAME}>{NAME})*", lambda edges: eavesdropper(*((a, b) for a, b in edges))
+)
 
 FORMS = (EVERYONE, NODE, ANY_COALITION, COALITION, EAVESDROPPER)
 
@@ -212,7 +205,8 @@ def parse_view(spec: str | View, *, labels: Sequence[str] | None = None, secure_
         known = ", ".join(form.example for form in FORMS)
         raise InputError(f"view {spec!r:.60}", f"known: {known}", "write node:0, for example")
     operands = [item.split(">") for item in rest.removeprefix(form.prefix).split(",")] if rest else []
-    return form.build([tuple(node_number(name, labels) for name in names) for names in operands], secure_sum)
+    view = form.build([tuple(node_number(name, labels) for name in names) for names in operands])
+    return replace(view, secure_sum=secure_sum)
 
 
 def node_number(name: str, labels: Sequence[str] | None = None) -> int:
