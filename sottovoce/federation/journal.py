@@ -19,6 +19,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from io import BytesIO
 from typing import NamedTuple
 
@@ -246,7 +247,7 @@ class RecordedInputs(ShardedFeed):
         place = Place(round, 0)
         recorded = self._journal.replayed(place)
         if recorded is not None:
-            return self._row(recorded.answers.get(RELEASED, recorded.answers.get(GRADIENT)))
+            return self._row(recorded.answers[RELEASED if RELEASED in recorded.answers else GRADIENT])
         self._bind(as_sharded(point))
         found = super().gradient(round, point)
         self._bind(found)
@@ -267,21 +268,14 @@ class RecordedInputs(ShardedFeed):
 
     def noise(self, sources: Sources, matrix: FactoredMatrix, round: int, step: int) -> ShardedRows:
         """Noise of this member's own sum, drawn once."""
-        name, recorded = self._recorded(Place(round, step), sources.kind)
-        if recorded is not None:
-            return self._row(recorded)
-        found = super().noise(sources, matrix, round, step)
-        self._journal.note(Place(round, step), name, to_numpy(found.own))
-        return found
+        return self._once(Place(round, step), sources.kind, partial(super().noise, sources, matrix, round, step))
 
     def correlated(self, correlation: Correlation, sources: Sources, matrix: FactoredMatrix, round: int) -> ShardedRows:
         """Noise that later rounds build on, drawn once."""
-        name, recorded = self._recorded(Place(round, 0), sources.kind)
-        if recorded is not None:
-            return self._row(recorded)
-        found = super().correlated(correlation, sources, matrix, round)
-        self._journal.note(Place(round, 0), name, to_numpy(found.own))
-        self._keep_rows(round)
+        place, draw = Place(round, 0), partial(super().correlated, correlation, sources, matrix, round)
+        found = self._once(place, sources.kind, draw)
+        if self._journal.replayed(place) is None:
+            self._keep_rows(round)
         return found
 
     def noisy_messages(self, gossip_step: GossipStep, sent: ShardedRows, sender: Nodes, receiver: Nodes) -> Tensor:
@@ -325,15 +319,18 @@ class RecordedInputs(ShardedFeed):
         elif kept:
             self._feed.restore_past(rows, self._kept_to + 1)
 
-    def _recorded(self, place: Place, kind: str) -> tuple[str, Reals | None]:
-        """The name of the next answer of a kind for a place, and the answer if it is recorded."""
+    def _once(self, place: Place, kind: str, draw: Callable[[], ShardedRows]) -> ShardedRows:
+        """The next answer of a kind for a place: the recorded one, or what is drawn now."""
         self._asked = self._asked + 1 if place == self._place else 0
         self._place, name = place, f"{kind} {self._asked}"
         recorded = self._journal.replayed(place)
-        return name, None if recorded is None else recorded.answers[name]
+        if recorded is not None:
+            return self._row(recorded.answers[name])
+        found = draw()
+        self._journal.note(place, name, to_numpy(found.own))
+        return found
 
-    def _row(self, values: Reals | None) -> ShardedRows:
-        assert values is not None
+    def _row(self, values: Reals) -> ShardedRows:
         return self._sharded(torch.from_numpy(values))
 
 
