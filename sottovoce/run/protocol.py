@@ -35,9 +35,8 @@ def check_algorithm(experiment: Experiment) -> None:
 def build_algorithm(experiment: Experiment, participation: Participation) -> Algorithm:
     """The algorithm of a run in which data shows as `participation` says; its noise has size 1 where it is calibrated.
 
-    The sensitivity is set once gradients are known.
+    `check_algorithm` comes first; the sensitivity is set once gradients are known.
     """
-    check_algorithm(experiment)
     _check_noise(experiment)
     return chosen_spec(experiment).build(**_settings(experiment, participation))
 
