@@ -117,17 +117,13 @@ class Account:
         """The guarantee of one victim: of the given kind, or the best that is proven."""
         wanted = None if kind is None else parse_kind(kind)
         candidates = [g for g in self.guarantees if g.victim == victim and wanted in (None, g.kind)]
-        averaging = self.system.algorithm.averaging
-        proven = [g for g in candidates if wanted is not None or _is_proven(g, averaging, self._convex)]
+        averaging, convex = self.system.algorithm.averaging, self.headline.kind is Kind.CONVEX_TRAINING
+        proven = [g for g in candidates if wanted is not None or _is_proven(g, averaging, convex)]
         if not proven:
             there = sorted({g.kind for g in self.guarantees if g.victim == victim})
             known = f"there are: {', '.join(there)}" if there else "it is not a victim of this view"
             raise InputError(f"no {kind or 'proven'} guarantee for victim {victim}", known, "choose another")
         return min(proven, key=lambda g: g.mu)
-
-    @property
-    def _convex(self) -> bool:
-        return self.headline.kind is Kind.CONVEX_TRAINING
 
     def with_noise_times(self, factor: float, system: LinearSystem) -> Account:
         """The account of the same system with all of its noise so many times as large: every mu is as much smaller.

@@ -95,10 +95,10 @@ class Guarantee:
     @classmethod
     def nothing_proven(cls, view: View, reasons: Sequence[str]) -> Guarantee:
         """The figure where no kind of proof applies: infinite, which holds of anything."""
+        why = tuple(AssumptionKind.NOTHING_PROVEN.of(reason=reason) for reason in reasons or [NO_KIND])
         return cls(
-            None, None, Kind.ANY_TRAINING, math.inf, TrainingProof.PROVEN, _no_proof(reasons), view, view.final_models,
-            Figure.BOUND,
-        )  # fmt: skip
+            None, None, Kind.ANY_TRAINING, math.inf, TrainingProof.PROVEN, why, view, view.final_models, Figure.BOUND
+        )
 
     @property
     def proves_nothing(self) -> bool:
@@ -125,10 +125,6 @@ class Guarantee:
     def _with_epsilon(self, epsilon: float) -> dict[str, JSON]:
         """Without the change, which is the same in all of an account."""
         return {key: value for key, value in PrivacyFigure.at(self, epsilon).document().items() if key != "change"}
-
-
-def _no_proof(reasons: Sequence[str]) -> tuple[Assumption, ...]:
-    return tuple(AssumptionKind.NOTHING_PROVEN.of(reason=reason) for reason in reasons or [NO_KIND])
 
 
 def _prove_nothing(assumptions: Sequence[Assumption]) -> bool:

@@ -1,4 +1,5 @@
-"""Whether the states that nodes react from follow from what a view has just seen.
+"""What nodes can react to: which gradients reach a view, and whether the states that nodes react from follow from
+what it has just seen.
 
 Structure decides: a weight counts unless it is stored as zero, however small it is, because a node may amplify what it
 receives. So a state follows from observations if some combination of them equals it entry by entry, up to the rounding
