@@ -1,8 +1,6 @@
 """`sotto ledger`: what runs on the same data promised and spent, and what is left of the budget."""
 
-import csv
-import io
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +12,7 @@ from sottovoce.cli.app import app
 from sottovoce.cli.options import Delta, Json, check_one_form
 from sottovoce.cli.output import Table, answer, print_line, print_note, print_sentence, print_sentences, show
 from sottovoce.privacy.rounding import round_down, round_up
+from sottovoce.support.text import table_text
 
 if TYPE_CHECKING:
     from sottovoce.ledger.lineages import Lineage, RunSpending
@@ -54,7 +53,9 @@ def ledger_(
         if as_csv:
             print_line(_csv(spending, {one.name for one in shown}, delta).rstrip("\n"))
         else:
-            _answer(file, shown, delta)
+            documents = [lineage_document(one, delta) for one in shown]
+            answer({"version": __version__, "ledger": str(file), "lineages": documents}, [])
+            show_lineages(shown, delta, file)
 
 
 def _write(file: Path, budget: float | None, delta: float, lineage: str | None, new_lineage: str | None) -> None:
@@ -77,15 +78,14 @@ def _write(file: Path, budget: float | None, delta: float, lineage: str | None, 
                 print_note(f"The budget of lineage {lineage or DEFAULT} was {before}, and is {wanted} now.")
 
 
-def _answer(file: Path, lineages: "list[Lineage]", delta: float) -> None:
-    documents = [lineage_document(one, delta) for one in lineages]
-    answer({"version": __version__, "ledger": str(file), "lineages": documents}, [])
-    for number, one in enumerate(lineages):
+def show_lineages(lineages: "Sequence[Lineage]", delta: float, file: Path, *, after: int = 0) -> None:
+    """A table for each, with what is left of its budget; a line between two of them, and `after` other tables."""
+    for number, one in enumerate(lineages, after):
         if number:
             print_sentence()
-        at = one.budget.delta if one.budget is not None else delta
-        show(lineage_table(one, at))
-        print_sentences(lineage_lines(one, at, file))
+        at = delta if one.budget is None else one.budget.delta
+        show(_table(one, at))
+        print_sentences(_words(one, at, file))
 
 
 def lineage_document(lineage: "Lineage", delta: float) -> "dict[str, JSON]":
@@ -117,7 +117,7 @@ def _run_document(run: "RunSpending", delta: float) -> "dict[str, JSON]":
     }  # fmt: skip
 
 
-def lineage_table(lineage: "Lineage", delta: float) -> Table:
+def _table(lineage: "Lineage", delta: float) -> Table:
     """The runs on a lineage, and their total."""
     from sottovoce.privacy.composition import compose
 
@@ -131,7 +131,7 @@ def lineage_table(lineage: "Lineage", delta: float) -> Table:
     return [*table, [f"lineage {lineage.name}", "", "", spent, "", counted]]
 
 
-def lineage_lines(lineage: "Lineage", delta: float, file: Path) -> list[str]:
+def _words(lineage: "Lineage", delta: float, file: Path) -> list[str]:
     """The budget, what is left of it, and how the total was found."""
     lines = []
     if lineage.budget is None:
@@ -158,12 +158,10 @@ def _csv(spending: "Spending", shown: Set[str], delta: float) -> str:
     """Each time that a run on the lineages that are shown spent more: what it and its lineage had spent by then."""
     from sottovoce.privacy.composition import compose
 
-    out = io.StringIO()
-    table = csv.writer(out, lineterminator="\n")
-    table.writerow(COLUMNS)
+    rows: list[tuple[object, ...]] = [COLUMNS]
     for lineage, run in ((one, run) for one, run in spending.history() if one.name in shown):
         at = delta if lineage.budget is None else lineage.budget.delta
         spent, planned = (compose([loss]).epsilon(at) for loss in (run.spent, run.planned.loss))
         facts = (lineage.name, run.planned.name, run.round, run.planned.rounds)
-        table.writerow([*facts, spent, planned, lineage.spent.epsilon(at), at])
-    return out.getvalue()
+        rows.append((*facts, spent, planned, lineage.spent.epsilon(at), at))
+    return table_text(rows)

@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Exit, Option
 
 from sottovoce.cli.app import app
-from sottovoce.cli.ledger import lineage_document, lineage_lines, lineage_table
+from sottovoce.cli.ledger import lineage_document, show_lineages
 from sottovoce.cli.options import Json, Yes
 from sottovoce.cli.output import (
     Table,
@@ -21,9 +21,7 @@ from sottovoce.cli.output import (
     picked,
     print_note,
     print_remark,
-    print_sentence,
     print_sentences,
-    show,
     verbosity,
 )
 from sottovoce.cli.progress import activity
@@ -445,11 +443,7 @@ def status(folder: Folder = Path("peer"), as_json: Json = False) -> None:
     found = member_status(folder)
     answer(_status_document(found), _runs_table(found))
     print_sentences(_now(found))
-    for lineage in found.lineages:
-        at = DELTA if lineage.budget is None else lineage.budget.delta
-        print_sentence()
-        show(lineage_table(lineage, at))
-        print_sentences(lineage_lines(lineage, at, folder / LEDGER))
+    show_lineages(found.lineages, DELTA, folder / LEDGER, after=1)
 
 
 def _runs_table(found: "MemberStatus") -> Table:

@@ -33,13 +33,14 @@ function drawRoc() {
       "One attack shows what is possible, not what is impossible: only the guarantees say that.",
       without.length && `Not attacked yet: ${without.map((one) => one.label).join(", ")} (${without[0].missing.attack[1]}).`,
     ],
-    numbers: table(
-      ["run", "attack", "AUC (0.5 is random guessing)", "members found at 1 % false positives", "at 0.1 %", "intervals"],
-      made.map(({ one, found }) => [
-        one.name, found.method, interval(found.auc), percents(found.tpr_at_1_percent), percents(found.tpr_at_0_1_percent),
-        `${100 * found.confidence} %, ${found.interval}, ${found.victims} victims`,
-      ]),
-    ),
+    numbers: table(made, [
+      ["run", ({ one }) => one.name],
+      ["attack", ({ found }) => found.method],
+      ["AUC (0.5 is random guessing)", ({ found }) => interval(found.auc)],
+      ["members found at 1 % false positives", ({ found }) => percents(found.tpr_at_1_percent)],
+      ["at 0.1 %", ({ found }) => percents(found.tpr_at_0_1_percent)],
+      ["intervals", ({ found }) => `${100 * found.confidence} %, ${found.interval}, ${found.victims} victims`],
+    ]),
   });
 }
 
@@ -55,24 +56,32 @@ function drawPictures() {
 
 function drawChecks() {
   const place = at("checks"), { audit, solved, member, folder } = run();
-  const card = (title, ...parts) => place.append(made("div", [made("h3", title), ...parts], "table-card"));
+  const card = (title, ...parts) => place.append(made("div", [made("h3", title), ...parts.filter(Boolean)], "table-card"));
   place.replaceChildren();
   if (solved?.nodes) {
     const open = solved.nodes.filter((one) => one.solved_rounds > 0), before = `From its messages in ${solved.rounds} rounds, `;
     const error = ({ deviation }) => (deviation < 1e-9 ? "exactly" : `± ${deviation.toPrecision(3)}`);
-    const row = (one) => [label(one.node), String(one.distance), `${one.solved_rounds} of ${solved.rounds}`, error(one)];
     const words = open.length
       ? "gradients of these nodes can be computed up to the error shown."
       : "no node's gradients can be reconstructed.";
-    const heads = ["node", "hops", "gradients reconstructed", "smallest error"];
-    const rows = open.length ? [table(heads, open.map(row))] : [];
-    card(`What ${node(solved.attacker)} can reconstruct`, made("p", before + words), ...rows);
+    const rows = table(open, [
+      ["node", (one) => label(one.node)],
+      ["hops", (one) => String(one.distance)],
+      ["gradients reconstructed", (one) => `${one.solved_rounds} of ${solved.rounds}`],
+      ["smallest error", error],
+    ]);
+    card(`What ${node(solved.attacker)} can reconstruct`, made("p", before + words), open.length && rows);
   }
   if (audit.length) {
-    const found = (one) => (isInf(one.found) ? "infinite" : one.found);
-    const row = (one) => [one.canaries, one.view, one.kind, found(one), epsilonText(one.claimed), one.verdict];
-    const heads = ["canaries", "against", "kind", "ε is at least", "claimed at most", "verdict"];
-    return card("Claims checked by audit", table(heads, audit.map(row), { stack: true }));
+    const columns = [
+      ["canaries", (one) => one.canaries],
+      ["against", (one) => one.view],
+      ["kind", (one) => one.kind],
+      ["ε is at least", (one) => epsilonText(one.found)],
+      ["claimed at most", (one) => epsilonText(one.claimed)],
+      ["verdict", (one) => one.verdict],
+    ];
+    return card("Claims checked by audit", table(audit, columns, { stack: true }));
   }
   const words =
     "No audit has been made of this run. An audit proves from below how much leaks, beside what is claimed from above";

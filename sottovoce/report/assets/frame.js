@@ -36,15 +36,19 @@ const made = (tag, inside, kind, more = {}) => {
   return found;
 };
 
-function table(heads, rows, { chosen = null, stack = false } = {}) {
-  const cell = (inside, column) => {
-    const found = made("td", inside, inside instanceof Node ? "long" : "");
-    found.dataset.head = heads[column];
-    return found;
+// A line for each thing; a column is its heading and what it says of a thing.
+function table(things, columns, { chosen = null, stack = false } = {}) {
+  const wanted = columns.filter(Boolean), head = made("tr", wanted.map(([text]) => made("th", text)));
+  const row = (thing, number) => {
+    const cells = wanted.map(([head, cell]) => {
+      const inside = cell(thing, number), found = made("td", inside, inside instanceof Node ? "long" : "");
+      found.dataset.head = head;
+      return found;
+    });
+    return made("tr", cells, number === chosen ? "chosen" : "");
   };
-  const body = rows.map((cells, number) => made("tr", cells.map(cell), number === chosen ? "chosen" : ""));
-  const head = made("thead", made("tr", heads.map((text) => made("th", text))));
-  return made("div", made("table", [head, made("tbody", body)], stack ? "stack" : ""), "scroll");
+  const body = made("tbody", things.map(row));
+  return made("div", made("table", [made("thead", head), body], stack ? "stack" : ""), "scroll");
 }
 
 // Every figure is registered once, in the script that draws it. It stands at the end of its section, side by side with

@@ -1,15 +1,22 @@
 // The run in plain words, guarantees in words, the summary, and what was trained.
 
-function guaranteeRow({ adversary, protects, epsilon, guess, kind, figure, models, assumptions }) {
+function meaningOf({ epsilon, kind, figure, models }) {
   const nothing = "No limit: nothing here keeps a change of data from being seen.";
   const meaning = [
     made("p", `${kind}, ${data.figures[figure]}`, "kind"),
     made("p", isInf(epsilon) ? nothing : data.kinds[kind]),
     made("p", models + "."),
   ];
-  const assumed = assumptions.map((line) => made("p", first(line) + "."));
-  return [adversary, protects, epsilonText(epsilon), accuracyText(guess), made("div", meaning), made("div", assumed)];
+  return made("div", meaning);
 }
+const GUARANTEE_COLUMNS = [
+  ["against", (one) => one.adversary],
+  ["what is protected", (one) => one.protects],
+  ["ε", (one) => epsilonText(one.epsilon)],
+  ["upper bound on guessing accuracy", (one) => accuracyText(one.guess)],
+  ["kind, and what it means", meaningOf],
+  ["assumes", (one) => made("div", one.assumptions.map((line) => made("p", first(line) + ".")))],
+];
 
 // What the chosen adversary can learn from messages, and what if it sees final models as well.
 function adversaryGuarantees() {
@@ -36,14 +43,13 @@ function guaranteesOf(shown, models) {
 
 function drawGuarantees() {
   const { label, delta, epsilon, verdict, promises, bound, convexity, certificate, not_covered: uncovered } = run();
-  const rows = [...promises, ...adversaryGuarantees()].map(guaranteeRow), [refusal, ...alike] = leakage()?.refusals ?? [];
-  const heads = ["against", "what is protected", "ε", "upper bound on guessing accuracy", "kind, and what it means", "assumes"];
+  const rows = [...promises, ...adversaryGuarantees()], [refusal, ...alike] = leakage()?.refusals ?? [];
   const notes = [bound, first(convexity) + ".", first(certificate) + "."];
   if (refusal) notes.push(`Not offered for single nodes: ${refusal}${alike.length ? ` (and ${alike.length} alike)` : ""}.`);
   const card = [
     made("h3", `Guarantees of ${label}, at δ = ${small(delta)}`),
     (epsilon == null || isInf(epsilon)) && made("p", verdict, "missing"),
-    rows.length && table(heads, rows, { stack: true }),
+    rows.length && table(rows, GUARANTEE_COLUMNS, { stack: true }),
     ...notes.map((line) => made("p", line, "note")),
   ];
   at("guarantees").replaceChildren(made("div", card.filter(Boolean), "table-card"));
@@ -68,13 +74,12 @@ function memberLines(members, about) {
       : names.slice(0, 3).join(", ") + (names.length > 3 ? ` and ${names.length - 3} more` : "");
   const some = (key) => members.some((one) => one[key] != null);
   const most = ({ closest }) => (closest ? `${few(closest)}: ${accuracyText(closest.guess)}` : "");
-  const columns = [
+  const lines = table(members, [
     [labels ? "member" : "node", (one) => one.name],
     some("records") && ["records", (one) => String(one.records ?? "")],
     [right, (one) => accuracyText(one.guess)],
     some("closest") && !alike && ["who of the others could learn most", most],
-  ].filter(Boolean);
-  const lines = table(columns.map(([head]) => head), members.map((one) => columns.map(([, cell]) => cell(one))));
+  ]);
   const folded = members.length > 20 ? made("details", [made("summary", `All ${members.length}`), lines]) : lines;
   return [folded, alike && made("p", nobody, "note")];
 }

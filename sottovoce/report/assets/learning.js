@@ -15,15 +15,11 @@ data.series.forEach((one) => (one.sent = one.megabytes.map((value) => value * se
 
 function learningTable(own, xs, xTitle) {
   const columns = data.series.flatMap((one) => [
-    [`${one.name}, ${modelName(one)}`, (i) => share(one.average[i])],
-    ...(memberOf(one) ? [] : [[`${one.name}, nodes`, (i) => share(one.mean[i])]]),
-    [`${one.name}, ε spent`, (i) => epsilonText(one.spent[i])],
+    [`${one.name}, ${modelName(one)}`, (_, i) => share(one.average[i])],
+    !memberOf(one) && [`${one.name}, nodes`, (_, i) => share(one.mean[i])],
+    [`${one.name}, ε spent`, (_, i) => epsilonText(one.spent[i])],
   ]);
-  const at = (value) => value.toPrecision(4).replace(/\.?0+$/, "");
-  return table(
-    [xTitle, ...columns.map(([head]) => head)],
-    own[xs].map((value, i) => [at(value), ...columns.map(([, cell]) => cell(i))]),
-  );
+  return table(own[xs], [[xTitle, (value) => value.toPrecision(4).replace(/\.?0+$/, "")], ...columns]);
 }
 
 function drawLearning(id, title, xs, xTitle, words) {
@@ -59,12 +55,14 @@ function drawEpsilonOverRounds() {
   if (!known.length) return place.missing(run().missing.over_rounds);
   const drawn = known.filter(([, run]) => run.over_rounds.some((stage) => !isInf(stage.epsilon)));
   const endless = known.filter((pair) => !drawn.includes(pair));
-  const numbers = table(
-    ["run", "rounds", "ε", "kind", "adversary"],
-    known.flatMap(([one, { over_rounds: stages, kind, adversary }]) =>
-      stages.map((stage) => [one.name, String(stage.round), epsilonText(stage.epsilon), kind, adversary]),
-    ),
-  );
+  const stages = known.flatMap(([one, run]) => run.over_rounds.map((stage) => ({ ...run, ...stage, name: one.name })));
+  const numbers = table(stages, [
+    ["run", (stage) => stage.name],
+    ["rounds", (stage) => String(stage.round)],
+    ["ε", (stage) => epsilonText(stage.epsilon)],
+    ["kind", (stage) => stage.kind],
+    ["adversary", (stage) => stage.adversary],
+  ]);
   if (!drawn.length)
     return place.missing([
       `ε is infinite from the first round on: ${names(endless)}. ` +

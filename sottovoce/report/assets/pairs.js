@@ -78,7 +78,7 @@ function drawBareGraph(place, graph) {
   place.draw({
     ...drawnGraph(graph, dots),
     caption: ["This is the page of ", run().member, `. ${noPairs()[0]}`],
-    numbers: table(["member", "exchanges messages with"], nodes().map((i) => [label(i), heard(i).join(", ")])),
+    numbers: table(nodes(), [["member", label], ["exchanges messages with", (i) => heard(i).join(", ")]]),
   });
 }
 
@@ -121,13 +121,14 @@ function drawGraph() {
         (choices.length === count ? " Click another node to choose it." : click),
     ],
     notes: [sameForAll(), graph.note, graph.directed && "Messages go one way along an edge."],
-    numbers: table(
-      ["node", "hops", "ε", "upper bound on guessing accuracy", "kind", "figure"],
-      others.map((i) => [
-        label(i), hops[i] == null ? "no path" : String(hops[i]), epsilonText(epsilon[i]),
-        guess[i] == null ? "" : `${guess[i]} %`, figures().kinds[kind[i]] ?? "", data.figures[exact[i]] ?? "",
-      ]),
-    ),
+    numbers: table(others, [
+      ["node", label],
+      ["hops", (i) => String(hops[i] ?? "no path")],
+      ["ε", (i) => epsilonText(epsilon[i])],
+      ["upper bound on guessing accuracy", (i) => (guess[i] == null ? "" : `${guess[i]} %`)],
+      ["kind", (i) => figures().kinds[kind[i]]],
+      ["figure", (i) => data.figures[exact[i]]],
+    ]),
     click: choose,
   });
 }
@@ -138,10 +139,13 @@ function drawDistance() {
   if (!figures()) return place.missing(noPairs());
   const by = figures().by_distance, row = leakage().attackers.indexOf(state.attacker);
   const text = (one) => (one.distance == null ? "unknown" : String(one.distance));
-  const numbers = table(
-    ["hops", "pairs", "least ε", "middle", "largest"],
-    by.map((one) => [text(one), String(one.pairs), ...[one.least, one.median, one.most].map(epsilonText)]),
-  );
+  const numbers = table(by, [
+    ["hops", text],
+    ["pairs", (one) => String(one.pairs)],
+    ["least ε", (one) => epsilonText(one.least)],
+    ["middle", (one) => epsilonText(one.median)],
+    ["largest", (one) => epsilonText(one.most)],
+  ]);
   if (sameForAll()) return place.sentence(sameForAll(), numbers);
   const tops = finite(by.flatMap((one) => [one.least, one.median, one.most])), top = tops.length ? Math.max(...tops) : 1;
   const lift = (value) => (isInf(value) ? top * 1.15 || 1 : value);
@@ -197,10 +201,11 @@ function drawHistogram() {
     y: { title: "pairs of nodes", zero: true },
     legend: [kindKey()],
     caption: `There are too many pairs to show one by one${endless}.`,
-    numbers: table(
-      ["ε from", "to", "pairs"],
-      counts.map((count, i) => [edges[i].toPrecision(4), edges[i + 1].toPrecision(4), String(count)]),
-    ),
+    numbers: table(counts, [
+      ["ε from", (_, i) => edges[i].toPrecision(4)],
+      ["to", (_, i) => edges[i + 1].toPrecision(4)],
+      ["pairs", String],
+    ]),
   });
 }
 
@@ -213,12 +218,9 @@ function drawPairs() {
   const { attackers } = leakage(), { epsilon } = figures(), chosen = attackers.indexOf(state.attacker);
   if (run().n > 150 || !epsilon)
     return place.missing([`${run().n} nodes are more than the 150 that a map can show. See leak by distance.`, ""]);
-  const text = (value, own) => (own ? "" : value == null ? "none" : epsilonText(value));
-  const numbers = table(
-    ["adversary", ...nodes().map((i) => `about ${label(i)}`)],
-    epsilon.map((row, a) => [label(attackers[a]), ...row.map((value, v) => text(value, v === attackers[a]))]),
-    { chosen },
-  );
+  const about = (i) => (row, a) => (i === attackers[a] ? "" : row[i] == null ? "none" : epsilonText(row[i]));
+  const columns = nodes().map((i) => [`about ${label(i)}`, about(i)]);
+  const numbers = table(epsilon, [["adversary", (_, a) => label(attackers[a])], ...columns], { chosen });
   const x = { title: "about this node", ticks: nodes().map((i) => [i, label(i)]), grid: false };
   if (ownFigures()) return drawVictims(place, x, numbers);
   const range = scale(), step = Math.ceil(attackers.length / 20);

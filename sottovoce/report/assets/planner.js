@@ -85,7 +85,7 @@ function showPlan(place, found) {
   const points = found.leaks.filter(([, epsilon]) => isFinite(epsilon)), colour = css("--accent");
   if (!points.length) return place.missing(["No finite ε is proven for what a single node could learn.", ""]);
   const [[, one]] = points, covers = `The noise protects ${found.covers}.`;
-  const numbers = table(["hops", "ε at most"], found.leaks.map(([hops, epsilon]) => [String(hops), upwards(epsilon)]));
+  const numbers = table(found.leaks, [["hops", ([hops]) => String(hops)], ["ε at most", ([, epsilon]) => upwards(epsilon)]]);
   if (points.every(([, epsilon]) => epsilon === one)) {
     const where = points.length > 1 ? ", at every distance" : "";
     return place.sentence(`ε = ${upwards(one)} about every node${where}: ${planCaption(found)} ${covers}`, numbers);

@@ -13,17 +13,13 @@ function tradeOffTable() {
     ["run", (one) => one.label],
     ["algorithm", (one) => one.algorithm],
     [`${data.metric}, ${ofMembers ? "own model" : "average model"}`, (one) => share(one.average_model)],
-    ...(ofMembers ? [] : [["nodes", (one) => share(one.mean_node)]]),
+    !ofMembers && ["nodes", (one) => share(one.mean_node)],
     ["ε", (one) => epsilonText(one.epsilon)],
     ["kind, adversary", (one) => (one.kind ? `${one.kind}, ${one.adversary}` : "")],
-    [
-      "membership inference AUC",
-      ({ attack }) => (attack ? `${attack.value.toFixed(3)} (${attack.attack})` : "not attacked"),
-    ],
+    ["membership inference AUC", ({ attack }) => (attack ? `${attack.value.toFixed(3)} (${attack.attack})` : "not attacked")],
     ["sent", (one) => bytes(one.bytes)],
   ];
-  const rows = data.runs.map((one) => columns.map(([, cell]) => cell(one)));
-  return table(columns.map(([head]) => head), rows, { chosen: state.run });
+  return table(data.runs, columns, { chosen: state.run });
 }
 const towards = () => (data.less_is_better ? "down" : "up");
 const finalNote = `Test ${data.metric}: ${data.final_rounds}.`;
