@@ -201,14 +201,10 @@ class ClassCertificate:
         for one, found in zip(known, seen, strict=True):
             if one is rows and found.version is not None and found.version == _version(here):
                 return found
-        chosen = self._of_class(here)
+        chosen = here if self._coordinates is None else here[:, self._coordinates]
         if len(self._direction) != chosen.shape[1]:
             self._direction = _secret_direction(chosen.shape[1])
         return _seen(chosen, self._direction, _version(here))
-
-    def _of_class(self, rows: Plain) -> Plain:
-        """The coordinates of this class."""
-        return rows if self._coordinates is None else rows[:, self._coordinates]
 
     def _compare(self, what: str, combination: Combination, seen: Seen) -> NDArray[np.float64]:
         """Refuse what differs from the combination of what entered by more than rounding, which is returned."""
@@ -250,12 +246,11 @@ class ClassCertificate:
             self._check_same(bool(near.all()), "adds noise of another size")
 
     def _squares_released(self, released: Rows, gradient: Rows) -> tuple[NDArray[np.float64], int]:
-        """Mean squares of some of the noise that is in what was released."""
+        """Mean squares of some of the noise that is in what was released, of any class."""
         some, without = self._local(released), self._local(gradient)
         assert is_plain(some)
         assert is_plain(without)
-        released, bare = (to_numpy(self._of_class(rows)[:, :SAMPLED]) for rows in (some, without))
-        noise = released.astype(np.float64) - bare
+        noise = to_numpy(some[:, :SAMPLED]).astype(np.float64) - to_numpy(without[:, :SAMPLED])
         return (noise**2).mean(axis=1), noise.shape[1]
 
     def _check_precision(self, coefficients: NDArray[np.floating] | None, tolerance: NDArray[np.float64]) -> None:
