@@ -142,11 +142,13 @@ def least_cost(
 
     def solve(sweeps: int, block: tuple[NDArray[np.intp], Sequence[list[Array] | None]]) -> int:
         (some, start), room = block, rooms.get()
-        found = [
-            _Search(ready, part, victims[some], room).least(policy, sweeps, begin)
-            for part, begin in zip(parts, start, strict=True)
-        ]
-        rooms.put(room)
+        try:
+            found = [
+                _Search(ready, part, victims[some], room).least(policy, sweeps, begin)
+                for part, begin in zip(parts, start, strict=True)
+            ]
+        finally:
+            rooms.put(room)  # or other threads would wait for it
         out[some] = np.minimum(out[some], np.max([cost for cost, _ in found], axis=0))
         falling[some] = np.any([falls for _, falls in found], axis=0) & (sweeps < MOST_SWEEPS)
         return int(np.count_nonzero(~falling[some]))
