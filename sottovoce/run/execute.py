@@ -40,6 +40,7 @@ from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import Transport
 from sottovoce.distributed.coordinator import ALONE, Coordinator
 from sottovoce.errors import InputError
+from sottovoce.privacy.composition import Loss
 from sottovoce.run.build import build_accountant, forget_data, with_table_facts
 from sottovoce.run.checkpoint import Action, Checkpoint, CheckpointSchedule, load, save
 from sottovoce.run.fingerprint import (
@@ -269,6 +270,9 @@ def _begin(
     is_new = report.cache_info().currsize  # what was computed here is not read back
     guarantees = report().stated if is_new else PrivacyDocument.read(privacy)
 
+    def loss_after(rounds: int) -> Loss:
+        return report().loss_after(rounds)
+
     def entry(key: RandomSource) -> RunLedger | None:
         """The run's entry in a ledger, if there is one."""
         if ledger is None:
@@ -281,12 +285,12 @@ def _begin(
             )
         run = run_identity(digest, key)
         planned = planned_run(guarantees, run=run, name=experiment.name, data=digest, noise=key.check)
-        return RunLedger(ledger, planned, lambda rounds: report().loss_after(rounds))
+        return RunLedger(ledger, planned)
 
     if ledger is not None and not zero(files.private.exists):
         planned = entry(each(lambda: planned_source(files, experiment, digest)))
         if planned is not None:
-            zero(planned.check)
+            zero(lambda: planned.check(loss_after))
     result = zero(lambda: _lock_folder(locks, files, experiment, resume))
     if result is not None:
         return result
@@ -296,7 +300,7 @@ def _begin(
     key = each(lambda: read_noise_key(files, experiment, digest))
     entered = entry(key)
     if entered is not None:
-        zero(lambda: locks.enter_context(entered.reserved()))
+        zero(lambda: locks.enter_context(entered.reserved(loss_after)))
     part = _part_of(training_run.keyed(key), transport)
     checkpoint = each(
         lambda: (

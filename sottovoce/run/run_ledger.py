@@ -32,27 +32,25 @@ class LedgerFile:
 class RunLedger:
     """The entry of one run, which rank 0 writes."""
 
-    def __init__(self, file: LedgerFile, planned: PlannedRun, loss_after: Callable[[int], Loss]) -> None:
+    def __init__(self, file: LedgerFile, planned: PlannedRun) -> None:
         self._file, self._planned = file, planned
-        self._loss_after: Callable[[int], Loss] | None = loss_after
         self._spending: Spending | None = None
 
-    def check(self) -> None:
+    def check(self, loss_after: Callable[[int], Loss]) -> None:
         """Refuse a run that would pass the budget, before anything is made for it."""
-        assert self._loss_after is not None
         if not self._file.path.exists():
             require_lineage(self._file.path, self._file.lineage)
             return
         with open_ledger(self._file.path) as database:
-            Spending(database).check(self._planned, self._file.lineage, self._loss_after)
+            Spending(database).check(self._planned, self._file.lineage, loss_after)
 
     @contextmanager
-    def reserved(self) -> Iterator[None]:
+    def reserved(self, loss_after: Callable[[int], Loss]) -> Iterator[None]:
         """Reserve what the run costs; at the end, what was not sent is given back."""
         with open_ledger(self._file.path) as database:
             self._spending = Spending(database)
-            self._spending.reserve(self._planned, self._file.lineage, loss_after=self._loss_after)
-            self._loss_after = None  # it holds what was traced, which takes memory
+            self._spending.reserve(self._planned, self._file.lineage, loss_after=loss_after)
+            del loss_after  # it holds what was traced, which takes memory
             try:
                 yield
             finally:
