@@ -9,7 +9,7 @@ from sottovoce import account, algorithm, dropout, metropolis, trace, views
 from sottovoce.core.participation import parse_participation
 from sottovoce.core.topologies import weigh
 from sottovoce.privacy.exact import routes, whitening
-from sottovoce.privacy.exact.average import _adds_up, separated
+from sottovoce.privacy.exact.elimination import _adds_up, separated
 from sottovoce.privacy.exact.whitening import Singular
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.worst_case import worst_case

@@ -94,11 +94,14 @@ def _back(observation: Observation, W_RC: Array) -> list[Array]:
 
 
 def _solve(observation: Observation, A_RC: Array, least: float) -> Array:
-    """Conjugate gradients, each column by itself, until the residuals can add no more than `ENOUGH`."""
+    """Conjugate gradients, each column by itself, until the residuals can add no more than `ENOUGH`.
+
+    How far they are is told by the logarithm of how many times too large residuals are: that falls about evenly.
+    """
     W, left = np.zeros_like(A_RC), A_RC.copy()
     direction = left.copy()
     size = np.einsum("rc,rc->c", left, left)
-    approach = _Approach()
+    most, done = 0.0, 0.0
     for _ in range(STEPS):
         going = size > 0
         G_direction = _times_G(observation, direction)
@@ -109,30 +112,14 @@ def _solve(observation: Observation, A_RC: Array, least: float) -> Array:
         rest, enough = after.sum() / least, ENOUGH * np.einsum("rc,rc->", W, A_RC)
         if rest <= enough:
             break
-        approach.report(float(rest / enough) if enough > 0 else np.inf)
+        far = float(np.log(min(rest / enough, LARGEST) if enough > 0 else LARGEST))
+        most = max(most, far)
+        report_work(max(0.0, 1 - far / most - done))
+        done = max(done, 1 - far / most)
         direction = left + np.where(going, after / np.where(going, size, 1.0), 0.0) * direction
         size = after
-    approach.report(1.0)
+    report_work(1 - done)
     return W
-
-
-class _Approach:
-    """How far an iteration is, by the logarithm of how many times too large its residual is: that falls about evenly.
-
-    It may rise for some steps, which are then no step back.
-    """
-
-    def __init__(self) -> None:
-        self._most, self._reached = 0.0, 0.0
-
-    def report(self, times: float) -> None:
-        """The residual is so many times too large; at one it is reached."""
-        left = float(np.log(min(times, LARGEST)))
-        self._most = max(self._most, left)
-        share = 1.0 if times <= 1 else 1 - left / self._most
-        if share > self._reached:
-            report_work(share - self._reached)
-            self._reached = share
 
 
 def least_eigenvalue(observation: Observation) -> float:

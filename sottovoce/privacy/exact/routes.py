@@ -28,11 +28,15 @@ from sottovoce.core.final_models import FinalModels
 from sottovoce.core.noise import ZeroSum
 from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
-from sottovoce.privacy.exact.average import average_has_no_noise, separated
 from sottovoce.privacy.exact.averaging import averaging_loss
 from sottovoce.privacy.exact.conjugate import conjugate
 from sottovoce.privacy.exact.deflation import UNCOVERED, Deflated, Rank, deflated, exact_rank
-from sottovoce.privacy.exact.elimination import eliminate_known_messages, without_implied_models
+from sottovoce.privacy.exact.elimination import (
+    average_has_no_noise,
+    eliminate_known_messages,
+    separated,
+    without_implied_models,
+)
 from sottovoce.privacy.exact.gram import gram
 from sottovoce.privacy.exact.stationary import DIRECTIONS
 from sottovoce.privacy.exact.whitening import Array, Groups, Singular, kalman, reached
