@@ -2,10 +2,9 @@
 
     point -> gradient -> local step -> ( message -> deliver -> absorb ) as often as there are gossip steps
 
-The algorithm supplies the maps. The loop does not know two things. *What flows through it*: a `LoopInputs` answers what
-the gradient, the noise and the compressed rows are. `NoiseFeed` answers with numbers, and the loop trains; the tracer
-answers with basis rows, and the messages are the matrices A and B. *Where nodes live*: a `Transport` delivers their
-messages, in this process or between several.
+The algorithm supplies the maps. What flows through the loop, a `LoopInputs` says: `NoiseFeed` answers with numbers, and
+the loop trains; the tracer answers with basis rows, and the messages are the matrices A and B. What enters a local step
+and how messages travel, a `Release` says. Where nodes live, a `Transport` knows, and delivers what they send.
 
     >>> import numpy as np
     >>> from sottovoce.algorithms.registry import algorithm
@@ -27,19 +26,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core import arrays
-from sottovoce.core.algorithm import Algorithm, Message, State, Weighted, sums_over_all, sums_over_neighbours
+from sottovoce.core.algorithm import Algorithm, Message, State, Weighted
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
-from sottovoce.core.gossip_step import GossipStep
-from sottovoce.core.grid import check_models, message_grid, noise_on_grid, why_not_exact
-from sottovoce.core.integer_sums import IntegerSums, model_grid, sum_grid
 from sottovoce.core.loop_inputs import Gradient, LoopInputs
-from sottovoce.core.messages import LoopState, PlayedRound, PlayedStep, value_of
+from sottovoce.core.messages import UNWATCHED, LoopState, PlayedRound, PlayedStep, RoundWatch, value_of
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.random_streams import RandomSource
-from sottovoce.core.round_watch import UNWATCHED, RoundWatch
-from sottovoce.core.sensitivity import check_nodes, in_units_of_largest, largest
+from sottovoce.core.release import GossipStep, check_release, release_of
+from sottovoce.core.sensitivity import check_nodes
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Transport, mixed_weight
 from sottovoce.errors import InputError, SumFailed, Unaccountable
@@ -60,10 +56,7 @@ def start_run(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: int) -
         )
     check_nodes(algorithm.sensitivity, topology.n)
     algorithm = algorithm.on(topology)
-    _check_noise(algorithm, topology, rounds)
-    models = message_grid(algorithm, topology.at(0))
-    if models is not None and arrays.is_plain(x0):
-        check_models(algorithm, x0, models.largest_model)
+    check_release(algorithm, topology, x0, rounds)
     state = algorithm.init(arrays.read_only(x0))
     if isinstance(algorithm.compression, Identity):
         return algorithm, LoopState(state, None)
@@ -98,28 +91,6 @@ def check_arguments(algorithm: Algorithm, topology: Topology, rounds: int) -> No
         raise InputError(f"{rounds!r:.60} rounds", "it must be a whole number, 1 or more", "give 100, for example")
 
 
-def _check_noise(algorithm: Algorithm, topology: Topology, rounds: int) -> None:
-    """Refuse noise that would be drawn twice or could not be drawn at all."""
-    mixing = topology.at(0)
-    if sums_over_neighbours(algorithm):
-        _check_neighbour_sums(algorithm, mixing)
-    kinds = [part.sources.kind for part in (*algorithm.noise.local(mixing), *algorithm.noise.edge(mixing))]
-    twice = {kind for kind in kinds if kinds.count(kind) > 1}
-    if twice:
-        raise InputError(
-            f"two noises from sources of kind '{twice.pop()}'",
-            "they would draw the same numbers",
-            "add their variances into one noise",
-        )
-    refusal = why_not_exact(algorithm, topology) if algorithm.exact_noise else None
-    if refusal is not None:
-        raise InputError(f"exact_noise with {algorithm.name}", refusal, "leave exact_noise out")
-    if algorithm.noise.correlation is not None:
-        if algorithm.averaging:
-            raise InputError(f"{algorithm.name} with correlated noise", "it adds noise only once", "use Independent")
-        algorithm.noise.correlation.bands(rounds)  # refuses a C that is too short
-
-
 def play_round(
     algorithm: Algorithm,
     topology: Topology,
@@ -134,16 +105,21 @@ def play_round(
     Where a secure sum fails, the round leaves the state as it was before, the local step included: whoever kept that
     step would send it again under the noise of later sums, and a sender that makes sums fail could collect it.
     """
-    transport = transport or InProcess(topology.n)
-    state, copies = loop_state
-    point = None
-    topology.at(round, 0).require(algorithm.requires)
+    transport, release = transport or InProcess(topology.n), release_of(algorithm)
+    mixing, point, (state, copies) = topology.at(round, 0), None, loop_state
+    mixing.require(algorithm.requires)
     watch.begins(round, state)
     if round == 0 or not algorithm.averaging:
-        point, state = _step_locally(algorithm, topology.at(round, 0), state, inputs, round, watch)
+        point = algorithm.point(state)
+        gradient = inputs.gradient(round, point)
+        entering = release.step(gradient, mixing, inputs, round)
+        watch.takes(mixing, point, gradient, *entering)
+        state = _after(mixing, algorithm.local(state, *entering), state)
     steps = []
     for step in range(algorithm.gossip_steps):
-        gossip_step = _gossip_step(algorithm, topology, round, step)
+        mixing = topology.at(round, step)
+        mixing.require(algorithm.requires)
+        gossip_step = release.message(mixing, round, step)
         message = _checked_message(algorithm, state)
         watch.sends(gossip_step, value_of(message))
         try:
@@ -151,7 +127,7 @@ def play_round(
         except SumFailed:
             return PlayedRound(round, point, (), loop_state, algorithm)
         watch.receives(gossip_step, played.mixed)
-        state = _after(gossip_step.mixing, algorithm.absorb(state, _absorbed(played)), state)
+        state = _after(mixing, algorithm.absorb(state, played.absorbed), state)
         copies = played.copies
         steps.append(played)
     watch.ends(state)
@@ -220,65 +196,6 @@ def train(
 # --- within a round ------------------------------------------------------------------------------------------------
 
 
-def _step_locally(
-    algorithm: Algorithm, mixing: Mixing, state: State, inputs: LoopInputs, round: int, watch: RoundWatch
-) -> tuple[Rows, State]:
-    """Where the gradient was taken, and the state after the local step."""
-    point = algorithm.point(state)
-    gradient = inputs.gradient(round, point)
-    if algorithm.exact_noise and not algorithm.noise.edge(mixing):
-        if sums_over_all(algorithm):
-            released = inputs.released(gradient, sum_grid(algorithm, mixing).noise, round)
-        else:
-            released = inputs.released(gradient, noise_on_grid(algorithm, mixing), round)
-        watch.takes(mixing, point, gradient, released, 0.0)
-        return point, _after(mixing, algorithm.local(state, released, 0.0), state)
-    noise = _local_noise(algorithm, mixing, inputs, round)
-    watch.takes(mixing, point, gradient, gradient, noise)
-    return point, _after(mixing, algorithm.local(state, gradient, noise), state)
-
-
-def _local_noise(algorithm: Algorithm, mixing: Mixing, inputs: LoopInputs, round: int) -> Rows | float:
-    total: Rows | float = 0.0
-    terms = in_units_of_largest(algorithm.noise.local(mixing), algorithm.sensitivity)
-    for number, term in enumerate(terms):
-        matrix, correlation = term.matrix.scaled(largest(algorithm.sensitivity)), algorithm.noise.correlation
-        if correlation is None:
-            noise = inputs.noise(term.sources, matrix, round, 0)
-        else:
-            noise = inputs.correlated(correlation, term.sources, matrix, round)
-        total = total + noise if number else noise
-    return total
-
-
-def _gossip_step(algorithm: Algorithm, topology: Topology, round: int, step: int) -> GossipStep:
-    mixing = topology.at(round, step)
-    mixing.require(algorithm.requires)
-    scale = algorithm.step_size * largest(algorithm.sensitivity)
-    noise = in_units_of_largest(algorithm.noise.edge(mixing), algorithm.sensitivity)
-    return GossipStep(
-        mixing, noise, scale, sums_over_all(algorithm), round, step,
-        integer_sums(algorithm, mixing), message_grid(algorithm, mixing),
-    )  # fmt: skip
-
-
-def integer_sums(algorithm: Algorithm, mixing: Mixing) -> IntegerSums | None:
-    """In which integers messages are summed up; None where they are sent one by one, or nothing is exact."""
-    if not (algorithm.secure_sum and algorithm.exact_noise):
-        return None
-    return sum_grid(algorithm, mixing) if sums_over_all(algorithm) else model_grid(mixing)
-
-
-def _check_neighbour_sums(algorithm: Algorithm, mixing: Mixing) -> None:
-    """Refuse what sums over neighbours cannot be."""
-    if not isinstance(algorithm.compression, Identity) or algorithm.noise.edge(mixing):
-        raise InputError(
-            f"{algorithm.name} with secure sums, and compression or noise on single messages",
-            "sums are over uncompressed messages that are the same for all receivers",
-            "use identity compression and noise on gradients",
-        )  # fmt: skip
-
-
 def _exchange(
     operator: Compression,
     gossip_step: GossipStep,
@@ -300,11 +217,6 @@ def _exchange(
     return PlayedStep(gossip_step, sent, mixed, inputs, transport, copies, weight, received_weight)
 
 
-def _absorbed(played: PlayedStep) -> Message:
-    """What reaches nodes: the mix of messages, and that of their public weights."""
-    return played.mixed if played.mixed_weight is None else Weighted(played.mixed, played.mixed_weight)
-
-
 def _checked_message(algorithm: Algorithm, state: State) -> Message:
     message = algorithm.message(state)
     if isinstance(message, Weighted) and not (
@@ -312,8 +224,7 @@ def _checked_message(algorithm: Algorithm, state: State) -> Message:
     ):
         raise Unaccountable(
             "the weight beside a message is public: one number for each node, which depends on no gradient and no "
-            "noise; "
-            "send private values as the message itself"
+            "noise; send private values as the message itself"
         )
     return message
 

@@ -6,7 +6,7 @@ Shapes: N nodes, D parameters, E directed edges.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,10 +14,10 @@ from sottovoce.core import arrays
 from sottovoce.core.algorithm import Algorithm, Message, State, Weighted
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
-from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.integer_sums import BITS
 from sottovoce.core.loop_inputs import LoopInputs
 from sottovoce.core.mixing import Mixing
+from sottovoce.core.release import GossipStep
 from sottovoce.core.transport import Nodes, Transport
 
 
@@ -78,6 +78,11 @@ class PlayedStep:
     def mixing(self) -> Mixing:
         """The weights of this step."""
         return self.gossip_step.mixing
+
+    @property
+    def absorbed(self) -> Message:
+        """What reaches nodes: the mix of messages, and that of their public weights."""
+        return self.mixed if self.mixed_weight is None else Weighted(self.mixed, self.mixed_weight)
 
     @property
     def message_count(self) -> int:
@@ -174,3 +179,44 @@ class PlayedRound:
 def value_of(message: Message) -> Rows:
     """The row that is sent, without the weight beside it."""
     return message.value if isinstance(message, Weighted) else message
+
+
+class RoundWatch(Protocol):
+    """Watches the rounds of a run: is told what enters a round and what leaves it, before it leaves.
+
+    In this order; `takes` only of rounds with gradients, the next two for every gossip step.
+    What is told is the loop's own, and is not changed. A watcher that finds a round dishonest raises, and nothing is
+    sent.
+    """
+
+    def begins(self, round: int, state: State) -> None:
+        """The state that a round begins from."""
+
+    def takes(self, mixing: Mixing, point: Rows, gradient: Rows, entering: Rows, noise: Rows | float) -> None:
+        """Where a gradient was taken, the gradient, and what the local step is given: with exact noise one sum."""
+
+    def sends(self, gossip_step: GossipStep, value: Rows) -> None:
+        """What is about to be sent, before compression, masks and the noise of single edges."""
+
+    def receives(self, gossip_step: GossipStep, mixed: Rows) -> None:
+        """What the step gave its nodes."""
+
+    def ends(self, state: State) -> None:
+        """The state after the round."""
+
+
+class Unwatched:
+    """Nobody watches."""
+
+    def begins(self, round: int, state: State) -> None: ...
+
+    def takes(self, mixing: Mixing, point: Rows, gradient: Rows, entering: Rows, noise: Rows | float) -> None: ...
+
+    def sends(self, gossip_step: GossipStep, value: Rows) -> None: ...
+
+    def receives(self, gossip_step: GossipStep, mixed: Rows) -> None: ...
+
+    def ends(self, state: State) -> None: ...
+
+
+UNWATCHED = Unwatched()

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from sottovoce.core import arrays
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression
-from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.grid import MessageGrid, sums_of_shares
 from sottovoce.core.loop_inputs import Gradient, LoopInputs, RunInputs
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.release import GossipStep
 
 Nodes: TypeAlias = NDArray[np.intp]
 """Numbers of nodes."""

@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from sottovoce.core import arrays
-from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.integer_sums import ModelGrid, SumGrid, encoded
 from sottovoce.core.noise_key import public_seed
+from sottovoce.core.release import GossipStep
 from sottovoce.core.topologies import Topology
 from sottovoce.distributed.communication import (
     POLL_SECONDS,

@@ -23,10 +23,10 @@ from sottovoce.core.algorithm import Algorithm, Weighted
 from sottovoce.core.arrays import Precision, Reals
 from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.integer_sums import Integers, IntegerWeights, Words, integer_weights, weighted
-from sottovoce.core.loop import integer_sums
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.pair_masks import PairMasks
 from sottovoce.core.pair_masks import Place as MaskPlace
+from sottovoce.core.release import integer_sums
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.federation.frames import Kind, MemberNumber, Reason, Refused

@@ -29,9 +29,9 @@ from scipy import sparse
 from sottovoce.core.algorithm import State, leaves
 from sottovoce.core.arrays import Plain, Rows, is_plain, is_torch, numpy_dtype, to_numpy
 from sottovoce.core.compression import Compression, Identity
-from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import NoiseTerm
+from sottovoce.core.release import GossipStep
 from sottovoce.errors import Diverged, Uncertified
 from sottovoce.tracing.round_maps import ClassMaps, Combination, RoundMaps
 

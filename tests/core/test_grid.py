@@ -155,7 +155,7 @@ def test_on_a_coarser_grid_models_pass_that_sensitivity(monkeypatch):
     built, grid = on_grid(net, sensitivity=2.0, step_size=0.01)
     limits = 0.02 * np.arange(1, T + 1) * (1 + 1.25 * grid.model_step * math.sqrt(D) / 0.02)
     coarse = replace(grid, model_step=grid.model_step * 2**16)
-    monkeypatch.setattr("sottovoce.core.loop.message_grid", lambda *_: coarse)
+    monkeypatch.setattr("sottovoce.core.release.message_grid", lambda *_: coarse)
     assert any((apart(built, net, T, D, seed)[:, 0] > limits).any() for seed in range(3))
 
 

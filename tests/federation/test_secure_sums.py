@@ -14,9 +14,9 @@ from scipy import stats
 from sottovoce import algorithm, uniform, weigh
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.integer_sums import encoded
-from sottovoce.core.loop import integer_sums
 from sottovoce.core.pair_masks import PairMasks
 from sottovoce.core.pair_masks import Place as MaskPlace
+from sottovoce.core.release import integer_sums
 from sottovoce.errors import InputError, PeerLost
 from sottovoce.federation.frames import MESSAGES, Kind, Reason
 from sottovoce.federation.journal import RELEASED

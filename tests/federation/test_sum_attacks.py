@@ -16,7 +16,7 @@ import pytest
 
 from sottovoce import account, algorithm, trace, weigh
 from sottovoce.core.grid import with_exact_noise
-from sottovoce.core.loop import integer_sums
+from sottovoce.core.release import integer_sums
 from sottovoce.errors import SumFailed
 from sottovoce.federation.peer_transport import PeerTransport
 from sottovoce.ledger.payloads import Place

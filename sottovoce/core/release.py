@@ -1,0 +1,201 @@
+"""How a node's noisy quantity becomes what it releases: real numbers, multiples of a step, or integers that are summed.
+
+Three siblings of one protocol. The settings of an algorithm say which one it is (`release_of`); the round loop knows
+none of them. A release says what enters the local step of a round, and how the messages of a gossip step travel.
+
+- `RealNumbers`: the local step adds noise to gradients in floating point; messages may have noise of their own.
+- `OnGrid`: with exact noise, gradients plus noise are rounded before the local step; or messages are, and models.
+- `SummedIntegers`: with exact noise and secure sums, messages travel as integers of which only sums are seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from sottovoce.core import arrays
+from sottovoce.core.algorithm import Algorithm, sums_over_all, sums_over_neighbours
+from sottovoce.core.arrays import Rows
+from sottovoce.core.compression import Identity
+from sottovoce.core.grid import MessageGrid, check_models, message_grid, noise_on_grid, why_not_exact
+from sottovoce.core.integer_sums import IntegerSums, model_grid, sum_grid
+from sottovoce.core.loop_inputs import LoopInputs
+from sottovoce.core.mixing import Mixing
+from sottovoce.core.noise import FactoredMatrix, NoiseTerm
+from sottovoce.core.sensitivity import in_units_of_largest, largest
+from sottovoce.core.topologies import Topology
+from sottovoce.errors import InputError
+
+
+class Entering(NamedTuple):
+    """What a local step is given: a gradient, and the noise beside it, 0.0 where there is none or it is in there."""
+
+    gradient: Rows
+    noise: Rows | float
+
+
+class Release(Protocol):
+    """How what nodes release is made."""
+
+    def step(self, gradient: Rows, mixing: Mixing, inputs: LoopInputs, round: int) -> Entering:
+        """What enters the local step of a round."""
+
+    def message(self, mixing: Mixing, round: int, step: int) -> GossipStep:
+        """How the messages of a gossip step travel."""
+
+
+@dataclass(frozen=True)
+class RealNumbers:
+    """In floating point, with the noise of all nodes beside their gradients."""
+
+    algorithm: Algorithm
+
+    def step(self, gradient: Rows, mixing: Mixing, inputs: LoopInputs, round: int) -> Entering:
+        noise, sensitivity = self.algorithm.noise, self.algorithm.sensitivity
+        total: Rows | float = 0.0
+        for number, term in enumerate(in_units_of_largest(noise.local(mixing), sensitivity)):
+            matrix = term.matrix.scaled(largest(sensitivity))
+            if noise.correlation is None:
+                drawn = inputs.noise(term.sources, matrix, round, 0)
+            else:
+                drawn = inputs.correlated(noise.correlation, term.sources, matrix, round)
+            total = total + drawn if number else drawn
+        return Entering(gradient, total)
+
+    def message(self, mixing: Mixing, round: int, step: int) -> GossipStep:
+        return _gossip_step(self.algorithm, mixing, round, step)
+
+
+@dataclass(frozen=True)
+class OnGrid:
+    """Gradients plus noise, or messages plus theirs, as multiples of a step, as if all were real numbers."""
+
+    algorithm: Algorithm
+
+    def step(self, gradient: Rows, mixing: Mixing, inputs: LoopInputs, round: int) -> Entering:
+        if self.algorithm.noise.edge(mixing):
+            return RealNumbers(self.algorithm).step(gradient, mixing, inputs, round)
+        return Entering(inputs.released(gradient, noise_on_grid(self.algorithm, mixing), round), 0.0)
+
+    def message(self, mixing: Mixing, round: int, step: int) -> GossipStep:
+        return _gossip_step(self.algorithm, mixing, round, step, message_grid=message_grid(self.algorithm, mixing))
+
+
+@dataclass(frozen=True)
+class SummedIntegers:
+    """Of sums over all nodes, gradients plus discrete Gaussians; of sums over neighbours, models of noisy gradients."""
+
+    algorithm: Algorithm
+
+    def step(self, gradient: Rows, mixing: Mixing, inputs: LoopInputs, round: int) -> Entering:
+        over_all = sums_over_all(self.algorithm)
+        noise = sum_grid(self.algorithm, mixing).noise if over_all else noise_on_grid(self.algorithm, mixing)
+        return Entering(inputs.released(gradient, noise, round), 0.0)
+
+    def message(self, mixing: Mixing, round: int, step: int) -> GossipStep:
+        return _gossip_step(self.algorithm, mixing, round, step, grid=integer_sums(self.algorithm, mixing))
+
+
+def release_of(algorithm: Algorithm) -> Release:
+    """The one that an algorithm's settings ask for."""
+    if not algorithm.exact_noise:
+        return RealNumbers(algorithm)
+    return SummedIntegers(algorithm) if algorithm.secure_sum else OnGrid(algorithm)
+
+
+def integer_sums(algorithm: Algorithm, mixing: Mixing) -> IntegerSums:
+    """In which integers messages are summed up, with exact noise."""
+    return sum_grid(algorithm, mixing) if sums_over_all(algorithm) else model_grid(mixing)
+
+
+def _gossip_step(
+    algorithm: Algorithm,
+    mixing: Mixing,
+    round: int,
+    step: int,
+    grid: IntegerSums | None = None,
+    message_grid: MessageGrid | None = None,
+) -> GossipStep:
+    scale = algorithm.step_size * largest(algorithm.sensitivity)
+    noise = in_units_of_largest(algorithm.noise.edge(mixing), algorithm.sensitivity)
+    return GossipStep(mixing, noise, scale, sums_over_all(algorithm), round, step, grid, message_grid)
+
+
+def check_release(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: int) -> None:
+    """Refuse noise that would be drawn twice, or could not be drawn or released as the algorithm asks for."""
+    mixing = topology.at(0)
+    local, edge = algorithm.noise.local(mixing), algorithm.noise.edge(mixing)
+    if sums_over_neighbours(algorithm) and (edge or not isinstance(algorithm.compression, Identity)):
+        raise InputError(
+            f"{algorithm.name} with secure sums, and compression or noise on single messages",
+            "sums are over uncompressed messages that are the same for all receivers",
+            "use identity compression and noise on gradients",
+        )  # fmt: skip
+    kinds = [part.sources.kind for part in (*local, *edge)]
+    twice = {kind for kind in kinds if kinds.count(kind) > 1}
+    if twice:
+        raise InputError(
+            f"two noises from sources of kind '{twice.pop()}'",
+            "they would draw the same numbers",
+            "add their variances into one noise",
+        )
+    refusal = why_not_exact(algorithm, topology) if algorithm.exact_noise else None
+    if refusal is not None:
+        raise InputError(f"exact_noise with {algorithm.name}", refusal, "leave exact_noise out")
+    if algorithm.noise.correlation is not None:
+        if algorithm.averaging:
+            raise InputError(f"{algorithm.name} with correlated noise", "it adds noise only once", "use Independent")
+        algorithm.noise.correlation.bands(rounds)  # refuses a C that is too short
+    models = message_grid(algorithm, mixing)
+    if models is not None and arrays.is_plain(x0):
+        check_models(algorithm, x0, models.largest_model)
+
+
+@dataclass(frozen=True)
+class GossipStep:
+    """Gossip step `step` of a round. `edge_noise` is the noise on single messages, in units of `scale`.
+
+    With `secure_sum` all see one sum over all nodes, and no single message. With a `grid`, sums are of integers: over
+    all nodes, or over each node's neighbours. With a `message_grid`, noisy messages and models are on it.
+    """
+
+    mixing: Mixing
+    edge_noise: tuple[NoiseTerm, ...]
+    scale: float
+    secure_sum: bool
+    round: int
+    step: int
+    grid: IntegerSums | None = None
+    message_grid: MessageGrid | None = None
+
+    def noise_in_sums(self, term: NoiseTerm, among: NDArray[np.bool_] | None = None) -> FactoredMatrix:
+        """How the sources of noisy messages reach the receivers' sums, N x S: only what is delivered, by its weight.
+
+        `among` leaves out messages to or from other nodes.
+        """
+        assert term.edges is not None
+        mixing, (sender, receiver, _) = self.mixing, term.edges
+        weight = np.asarray(mixing.weights[receiver, sender]).ravel()
+        if mixing.planned is not None:  # a receiver's kept weight applies to its own state, which has planned noise
+            own = sender == receiver
+            weight[own] = np.asarray(mixing.planned[receiver[own], sender[own]]).ravel()
+        if among is not None:
+            weight = weight * (among[sender] & among[receiver])
+        where = (receiver, np.arange(len(sender)))
+        to_receivers = sparse.csr_array((self.scale * weight, where), shape=(mixing.n, len(sender)))
+        to_receivers.eliminate_zeros()
+        return term.matrix.after(to_receivers)
+
+    def noise_on_edges(self, term: NoiseTerm, sender: NDArray[np.intp], receiver: NDArray[np.intp]) -> FactoredMatrix:
+        """How the sources of noisy messages reach the messages along some edges: one row for each edge."""
+        assert term.edges is not None
+        n = self.mixing.n
+        planned = term.edges.sender * n + term.edges.receiver
+        at = np.searchsorted(planned, sender * n + receiver)
+        where = (np.arange(len(at)), at)
+        chosen = sparse.csr_array((np.full(len(at), self.scale), where), shape=(len(at), len(planned)))
+        return term.matrix.after(chosen)
