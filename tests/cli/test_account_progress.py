@@ -10,7 +10,7 @@ import threading
 
 from sottovoce.cli import progress
 from sottovoce.cli.progress import Activity
-from sottovoce.planning import candidates, planner
+from sottovoce.planning import planner
 from sottovoce.privacy import absorption_policy, covering_views, kind_bounds
 from sottovoce.privacy.exact import routes
 from sottovoce.support import limits
@@ -220,9 +220,9 @@ def test_a_stopped_plan_shows_its_rows_and_a_stopped_search_how_far_it_was(sotto
     best = planner._best
 
     def first_only(question, one):
-        if one != candidates.candidates()[0]:
+        if one != planner.candidates()[0]:
             raise KeyboardInterrupt
-        return best(question, candidates.Candidate("dp-d-sgd"))
+        return best(question, planner.Candidate("dp-d-sgd"))
 
     def stopped_at(*reached):
         def search(*_, progress, **__):
@@ -234,7 +234,7 @@ def test_a_stopped_plan_shows_its_rows_and_a_stopped_search_how_far_it_was(sotto
     monkeypatch.setattr(planner, "_best", first_only)
     code, _, err = sotto("plan --graph ring:4 --records 10 --rounds 3 --epsilon 4")
     assert code == 130
-    assert f"stopped after 1 of {len(candidates.candidates())} algorithms. Nothing is kept; --algorithm dp-d-sgd" in err
+    assert f"stopped after 1 of {len(planner.candidates())} algorithms. Nothing is kept; --algorithm dp-d-sgd" in err
     assert "answers with what was found: dp-d-sgd: sigma" in err
     monkeypatch.setattr("sottovoce.matrix_factorization.factorization.factorize", stopped_at(0.0234))
     assert "stopped at a gap of 2.3e-02. Nothing is kept; --gap 2.5e-02 ends there." in sotto("noise --graph ring:4")[2]
