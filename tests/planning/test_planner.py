@@ -258,5 +258,5 @@ def test_sums_that_can_be_solved_for_all_noise_are_accounted_for_in_closed_form(
     system = trace(with_exact_noise(algorithm("secure-gossip", sigma=1.0), net), net, rounds=4)
     seen = observe(system, views.everyone(secrets_of=tuple(range(30))))
     by_filter = worst_case(routes.losses(seen), Participation(), 4)
-    monkeypatch.setattr(routes, "_in_groups", slow)
+    monkeypatch.setattr(routes, "_by_matrices", slow)
     assert routes.squared(seen, Participation()) == pytest.approx(by_filter, rel=1e-6)
