@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from sottovoce.cli.output import node_name
 from sottovoce.core.final_models import FinalModels
 from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.views import LISTED
@@ -33,11 +34,6 @@ FEW = 12
 
 ALIKE = 1e-9
 """Figures that differ by less, relatively, differ by rounding."""
-
-
-def node_name(node: int | None, labels: Sequence[str] | None) -> str:
-    """A node as its user calls it."""
-    return str(node) if node is None or labels is None else f"{node} ({labels[node]})"
 
 
 def account_words(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Context, Option
 
 from sottovoce._version import __version__
-from sottovoce.cli.output import picked, verbosity
+from sottovoce.cli.output import node_name, picked, verbosity
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
@@ -360,8 +360,6 @@ class Setting:
 
     def name(self, node: int | None) -> str:
         """A node as its user calls it."""
-        from sottovoce.cli.account_words import node_name
-
         return node_name(node, self.labels)
 
 

@@ -185,6 +185,11 @@ def facts(values: Mapping[str, object]) -> Table:
     return [["", ""], *([key.replace("_", " "), short(value)] for key, value in values.items())]
 
 
+def node_name(node: int | None, labels: Sequence[str] | None) -> str:
+    """A node as its user calls it."""
+    return str(node) if node is None or labels is None else f"{node} ({labels[node]})"
+
+
 def short(value: object) -> str:
     """A value for reading."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)

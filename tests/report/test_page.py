@@ -386,7 +386,8 @@ def test_errors_are_better_when_they_are_smaller(runs, tmp_path):
     assert page["runs"][0]["worst_node"] == last["max"]
 
 
-def test_wrong_folders_get_one_clear_line(sotto, runs, tmp_path):
+def test_wrong_folders_get_one_clear_line(sotto, runs, tmp_path, capsys):
+    runs("noisy"), capsys.readouterr()
     (tmp_path / "empty").mkdir()
     (tmp_path / "begun").mkdir()
     shutil.copy(runs("noisy") / "config.json", tmp_path / "begun")
