@@ -27,9 +27,9 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri, stdtrit
+from scipy.special import betainccinv, betaincinv, ndtr, ndtri, stdtrit
 
-from sottovoce.attacks.confidence import check_confidence, lower_limit, upper_limit
+from sottovoce.errors import InputError
 from sottovoce.learning.prediction_scores import mean_ranks, roc_auc
 from sottovoce.support.config import Document
 
@@ -303,3 +303,29 @@ def _advantage(
     least, most = _limits(true, int(members.sum()), pool, error / 2, pairs)
     fewest, largest = _limits(false, int(nonmembers.sum()), pool, error / 2, pairs)
     return Estimate(float(true - false), least - largest, most - fewest)
+
+
+# --- confidence limits of counts, for audits as well ----------------------------------------------------------------
+
+
+def check_confidence(confidence: float) -> float:
+    """The probability of error that a confidence level leaves; refuses levels outside (0, 1)."""
+    if not isinstance(confidence, int | float) or not 0 < confidence < 1:
+        raise InputError(f"confidence {confidence!r}", "it must lie between 0 and 1", "give 0.95, for example")
+    return 1 - confidence
+
+
+def upper_limit(count: NDArray[np.intp], of: int, error: float) -> Array:
+    """Clopper and Pearson: the rate is below this, except with a probability of `error`.
+
+    >>> [round(float(limit(np.array(3), 100, 0.025)), 3) for limit in (lower_limit, upper_limit)]
+    [0.006, 0.085]
+    """
+    inside = count < of
+    return np.where(inside, betainccinv(count + 1, np.where(inside, of - count, 1), error), 1.0)
+
+
+def lower_limit(count: NDArray[np.intp], of: int, error: float) -> Array:
+    """Clopper and Pearson: the rate is above this, except with a probability of `error`."""
+    inside = count > 0
+    return np.where(inside, betaincinv(np.where(inside, count, 1), of - count + 1, error), 0.0)

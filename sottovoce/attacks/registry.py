@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from sottovoce.privacy.views import View
     from sottovoce.run.finished_run import FinishedRun
+    from sottovoce.run.sweep import SweepRun
     from sottovoce.support.config import Document
     from sottovoce.support.progress import Note, Progress
 
@@ -155,7 +156,7 @@ ATTACKS = (
         page_figure=PageFigure.ROC_CURVE,
     ),
     Attack(
-        name="reconstruction", module="run_reconstruction", needs_recording=False,
+        name="reconstruction", module="reconstruction", needs_recording=False,
         description="The **reconstruction** attack solves the linear system of the messages for gradients.",
         page_figure=PageFigure.RECONSTRUCTION_TABLE,
     ),
@@ -191,3 +192,20 @@ def attack_by_name(name: str, among: Sequence[Attack] = ATTACKS, given_as: str =
 def page_attacks(figure: PageFigure) -> tuple[Attack, ...]:
     """The attacks that one figure of the report page shows, the one with the strongest adversary first."""
     return tuple(attack for attack in reversed(ATTACKS) if attack.page_figure is figure)
+
+
+def check_attacks(document: Document, runs: Sequence[SweepRun]) -> tuple[Attack, ...]:
+    """The attacks that a sweep asks for; refuses unknown ones, and runs that do not record what an attack needs."""
+    names = document.get("attacks", [])
+    known = [attack.name for attack in MEMBERSHIP_ATTACKS]
+    if not isinstance(names, list) or not all(name in known for name in names):
+        example = f'["{MEMBERSHIP_ATTACKS[0].name}"]'
+        raise InputError(f"attacks = {names}", f"known: {names_of(MEMBERSHIP_ATTACKS)}", f"write attacks = {example}")
+    attacks = tuple(MEMBERSHIP_ATTACKS[known.index(name)] for name in names)
+    unrecorded = next((run.experiment for run in runs if run.experiment.record.attackers in ("none", [])), None)
+    if unrecorded is not None and any(attack.needs_recording for attack in attacks):
+        raise InputError(
+            f"attacks on {unrecorded.name}, which records nothing", "attacks need what attackers received",
+            'write record.attackers = "all"',
+        )  # fmt: skip
+    return attacks

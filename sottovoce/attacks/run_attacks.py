@@ -1,14 +1,13 @@
-"""Running attacks on finished runs, and the file `attack.json` that their results are stored in."""
+"""Running attacks on finished runs and on sweeps, and the file `attack.json` that their results are stored in."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sottovoce.attacks.confidence import check_confidence
-from sottovoce.attacks.evaluation import MembershipResult
+from sottovoce.attacks.evaluation import MembershipResult, check_confidence
 from sottovoce.attacks.registry import (
     MEMBERSHIP_ATTACKS,
     Attack,
@@ -22,8 +21,10 @@ from sottovoce.attacks.registry import (
 from sottovoce.errors import InputError
 from sottovoce.run.finished_run import FinishedRun, open_run
 from sottovoce.run.layout import RunFiles, read_private_facts
+from sottovoce.run.sweep import SweepRow
 from sottovoce.support.auditor_key import is_signed, sign
 from sottovoce.support.config import Document
+from sottovoce.support.progress import Progress
 from sottovoce.support.threads import threads
 
 DEFAULT = AttackOptions()
@@ -150,3 +151,38 @@ def stored_attacks(folder: Path) -> Document:
         return files.document(files.attack) or {}
     except InputError as error:
         raise InputError(error.found, "it is written by sotto attack", "remove this file") from None
+
+
+# --- sweeps: the seeds of one variant, at one point of the grid, are attacked together --------------------------------
+
+
+@dataclass(frozen=True)
+class AttackedRow:
+    """A row of a sweep's results with what each attack found, by its name; empty where a run diverged."""
+
+    row: SweepRow
+    found: dict[str, Document]
+
+
+def attack_rows(
+    rows: Sequence[SweepRow],
+    attacks: Sequence[Attack],
+    out: Path,
+    *,
+    data: Path | None = None,
+    progress: Progress | None = None,
+) -> list[AttackedRow]:
+    """Attack the runs of every row by all nodes that were recorded. Stored results are only read."""
+
+    attacked, done = [], 0
+    for row in rows:
+        found = {}
+        for attack in attacks:
+            if not row.diverged:
+                folders = [out / one.run.experiment.name for one in row.runs]
+                found[attack.name] = attack_unless_stored(folders, attack.name, data)
+            done += 1
+            if progress is not None:
+                progress(done, len(rows) * len(attacks))
+        attacked.append(AttackedRow(row, found))
+    return attacked

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from sottovoce.attacks.confidence import upper_limit
+from sottovoce.attacks.evaluation import upper_limit
 from sottovoce.auditing.claim_checks import ClaimCheck
 from sottovoce.auditing.lower_bound import Audit, Guesses
 from sottovoce.auditing.one_run import audit_guesses

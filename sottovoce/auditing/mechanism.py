@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
 
-from sottovoce.attacks.confidence import check_confidence
+from sottovoce.attacks.evaluation import check_confidence
 from sottovoce.attacks.received_messages import MakeFeed, need_messages, receive
 from sottovoce.auditing.lower_bound import Audit, check_delta
 from sottovoce.auditing.one_run import audit_one_run

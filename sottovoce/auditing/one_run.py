@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import betainc, gammaln, ndtr, ndtri
 
-from sottovoce.attacks.confidence import check_confidence
+from sottovoce.attacks.evaluation import check_confidence
 from sottovoce.auditing.lower_bound import Audit, Guesses, check_delta
 from sottovoce.auditing.scores import score_array
 from sottovoce.errors import InputError

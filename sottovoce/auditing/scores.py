@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
-from sottovoce.attacks.confidence import check_confidence, lower_limit, upper_limit
+from sottovoce.attacks.evaluation import check_confidence, lower_limit, upper_limit
 from sottovoce.auditing.lower_bound import Audit, Rates, check_delta
 from sottovoce.errors import InputError
 

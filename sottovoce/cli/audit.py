@@ -85,7 +85,7 @@ def audit(
         refuse_given(given, "it says what a claim is about", "give the claimed epsilon", beside=" without --claim")
     if preset is not None:
         raise InputError(f"--preset {preset} with a run", "a preset says how --settings are read", "leave it out")
-    from sottovoce.attacks.confidence import check_confidence
+    from sottovoce.attacks.evaluation import check_confidence
     from sottovoce.auditing.canaries import audit_inputs
     from sottovoce.auditing.claim_checks import RunAudit, attacks_made, audit_gradients
     from sottovoce.auditing.evidence import judge

@@ -145,7 +145,7 @@ class RunPlan:
 
 def _read_plan(file: Path, settings: list[str], only: str | None, out: Path) -> RunPlan:
     """Read a file; what cannot be carried out is refused before any work."""
-    from sottovoce.attacks.on_sweeps import check_attacks
+    from sottovoce.attacks.registry import check_attacks
     from sottovoce.run.layout import with_key_from_file
     from sottovoce.run.sweep import expand_sweep
     from sottovoce.support.config import apply_overrides
@@ -349,7 +349,7 @@ def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution) -> None:
         print_remark(track([one.folder for one in read_runs([how.out / name])], how.trackers, how.out))
     answered = {"name": name, "page": str(page), "runs": [row.document() for row in rows]}
     if plan.attacks:
-        from sottovoce.attacks.on_sweeps import attack_rows
+        from sottovoce.attacks.run_attacks import attack_rows
         from sottovoce.report.attack_report import write_attacks
 
         with activity("attacks") as work:

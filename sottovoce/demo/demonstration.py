@@ -14,8 +14,7 @@ from statistics import fmean
 from typing import Protocol
 
 from sottovoce.algorithms.registry import algorithm_spec
-from sottovoce.attacks.on_sweeps import check_attacks
-from sottovoce.attacks.registry import AttackOptions, PictureResult, attack_by_name
+from sottovoce.attacks.registry import AttackOptions, PictureResult, attack_by_name, check_attacks
 from sottovoce.attacks.run_attacks import attack_unless_stored, own_result, run_attack, store_attack
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.report.pairwise_leakage import FigureKind, pairwise_leakage

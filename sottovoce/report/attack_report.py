@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sottovoce.attacks.on_sweeps import AttackedRow
 from sottovoce.attacks.registry import MEMBERSHIP_ATTACKS, attack_by_name
+from sottovoce.attacks.run_attacks import AttackedRow
 from sottovoce.report.figure_files import write_figures
 from sottovoce.report.figures import Figure, Line, panels
 from sottovoce.report.sweep_report import (

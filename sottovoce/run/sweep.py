@@ -10,7 +10,7 @@
 
 A variant with `grid = false` runs once per seed, whatever the grid; a table there is a grid of its own. Of the values
 to tune, the one that does best over all seeds is reported, for every variant and grid value by itself. The names in
-`attacks` are checked by `attacks.on_sweeps`, which attacks all reported runs once they are finished.
+`attacks` are checked by `attacks.registry`; `attacks.run_attacks` attacks all reported runs once they are finished.
 """
 
 from __future__ import annotations

@@ -24,8 +24,7 @@ from sottovoce import (
     metropolis,
     trace,
 )
-from sottovoce.attacks.confidence import lower_limit, upper_limit
-from sottovoce.attacks.evaluation import roc_auc
+from sottovoce.attacks.evaluation import lower_limit, roc_auc, upper_limit
 from sottovoce.auditing.lower_bound import Guesses
 from sottovoce.auditing.one_run import epsilon_bound, impossible, mu_bound, p_value
 from sottovoce.privacy.gaussian_dp import epsilon_of

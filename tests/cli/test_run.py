@@ -209,7 +209,7 @@ def command_line(pid):
 
 
 def test_recipes_are_valid():
-    from sottovoce.attacks.on_sweeps import check_attacks
+    from sottovoce.attacks.registry import check_attacks
     from sottovoce.support.config import read_settings_file
 
     recipes = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))

@@ -48,7 +48,8 @@ every = 2
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     """The folder of runs of a small sweep, with its attacks."""
-    from sottovoce.attacks.on_sweeps import attack_rows, check_attacks
+    from sottovoce.attacks.registry import check_attacks
+    from sottovoce.attacks.run_attacks import attack_rows
     from sottovoce.report.attack_report import write_attacks
     from sottovoce.report.sweep_report import write_results
     from sottovoce.run.sweep import expand_sweep, run_experiments, sweep_rows
