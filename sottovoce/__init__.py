@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from sottovoce.attacks.received_messages import receive
     from sottovoce.attacks.reconstruction import Reconstruction, reconstruct
     from sottovoce.attacks.threshold import threshold as threshold
-    from sottovoce.auditing.lower_bound import Audit
+    from sottovoce.auditing.lower_bound import Audit, audit_guesses, audit_one_run, audit_scores
     from sottovoce.auditing.mechanism import audit
-    from sottovoce.auditing.one_run import audit_guesses, audit_one_run
-    from sottovoce.auditing.scores import audit_scores
     from sottovoce.core.algorithm import Algorithm
     from sottovoce.core.arrays import Rows
     from sottovoce.core.compression import parse_compression
@@ -103,13 +101,13 @@ _MODULE_OF = {
         "Reconstruction",
         "reconstruct",
     ),
-    "auditing.lower_bound": ("Audit",),
-    "auditing.mechanism": ("audit",),
-    "auditing.one_run": (
+    "auditing.lower_bound": (
+        "Audit",
         "audit_guesses",
         "audit_one_run",
+        "audit_scores",
     ),
-    "auditing.scores": ("audit_scores",),
+    "auditing.mechanism": ("audit",),
     "support.config": (
         "RecordingSettings",
         "parse_experiment",

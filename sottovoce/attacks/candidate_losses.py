@@ -150,18 +150,18 @@ def loss_series(
     run: int = 0,
 ) -> list[LossSeries]:
     """The losses of chosen candidates on what was recorded, one series for each pair whose victim has candidates."""
-    wanted = [pair for pair in pairs if pair[1] in chosen]
     rounds = tuple(messages.rounds if rounds is None else rounds)
-    tables = [
-        (np.full((len(rounds), len(of.members)), np.nan), np.full((len(rounds), len(of.nonmembers)), np.nan))
-        for of in (chosen[victim] for _, victim in wanted)
-    ]
-    place = {pair: number for number, pair in enumerate(wanted)}
+    found = {pair: blank_series(*pair, rounds, chosen[pair[1]], run) for pair in pairs if pair[1] in chosen}
     for at, round in enumerate(rounds):
-        for pair, losses in _of_round(job, messages, round, place.keys(), chosen):
-            for table, values in zip(tables[place[pair]], losses, strict=True):
-                table[at] = values
-    return [LossSeries(*pair, rounds, *table, run=run) for pair, table in zip(wanted, tables, strict=True)]
+        for pair, (members, nonmembers) in _of_round(job, messages, round, found.keys(), chosen):
+            found[pair].members[at], found[pair].nonmembers[at] = members, nonmembers
+    return list(found.values())
+
+
+def blank_series(attacker: int, victim: int, rounds: tuple[int, ...], of: Candidates, run: int) -> LossSeries:
+    """A series to be filled, as if nothing had been received."""
+    members, nonmembers = (np.full((len(rounds), len(part)), np.nan) for part in of)
+    return LossSeries(attacker, victim, rounds, members, nonmembers, run)
 
 
 def losses_on_runs(finished_runs: Sequence[FinishedRun], options: AttackOptions) -> list[LossSeries]:

@@ -20,6 +20,7 @@ from sottovoce.attacks.candidate_losses import (
     Candidates,
     LossSeries,
     attacked_pairs_of,
+    blank_series,
     candidates_of,
     losses_of_candidates,
 )
@@ -46,9 +47,7 @@ def pooled_loss_series(
 ) -> list[LossSeries]:
     """The losses of every victim's candidates on what each group can make of a round; a series bears its number."""
     found = {
-        (number, victim): LossSeries(
-            number, victim, messages.rounds, *_blank(len(messages.rounds), chosen[victim]), run
-        )
+        (number, victim): blank_series(number, victim, messages.rounds, chosen[victim], run)
         for number, group in enumerate(groups)
         for victim in chosen
         if victim not in group.members
@@ -66,10 +65,6 @@ def pooled_loss_series(
                 one = found[number, victim]
                 one.members[at], one.nonmembers[at] = members, nonmembers
     return [one for one in found.values() if one.received().any()]
-
-
-def _blank(rounds: int, of: Candidates) -> tuple[Array, Array]:
-    return np.full((rounds, len(of.members)), np.nan), np.full((rounds, len(of.nonmembers)), np.nan)
 
 
 def models_of(delivery: RecordedRound, group: Group, victims: Sequence[int]) -> Array | None:

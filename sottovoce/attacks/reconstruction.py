@@ -249,14 +249,14 @@ class Reconstructions:
         return [] if len(self.runs) == 1 else ["Only the first run is shown."]
 
 
-def error_text(error: float, otherwise: str = "not reconstructed") -> str:
+def error_text(error: float) -> str:
     """A gradient reconstruction error for reading.
 
     >>> error_text(0.0), error_text(0.08165), error_text(math.inf)
     ('exactly', '± 0.08165', 'not reconstructed')
     """
     if math.isinf(error):
-        return otherwise
+        return "not reconstructed"
     return "exactly" if error < EXACT else f"± {error:.4g}"
 
 

@@ -2,7 +2,7 @@
 
 Canary i replaces row i of the victim where its coin says so: a change of one record. All canaries of a rerun are in it
 together, and reruns are independent, so that all of them are one large run of Steinke, Nasr and Jagielski's method
-(`one_run`): changing one coin changes one record of one rerun. The score is by how much the loss of the canary is
+(`lower_bound`): changing one coin changes one record of one rerun. The score is by how much the loss of the canary is
 lower, on the models that an attacker received of the victim, than in a first rerun without any canary, about which
 nothing is guessed.
 
@@ -18,12 +18,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.attacks.candidate_losses import losses_of
 from sottovoce.auditing.claim_checks import Claim, ClaimCheck, claims_about
-from sottovoce.auditing.one_run import audit_one_run
+from sottovoce.auditing.lower_bound import audit_one_run
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.guarantee import Kind
 from sottovoce.privacy.views import node_numbers
@@ -166,13 +165,10 @@ def _rerun(settings: RerunSettings, number: int) -> Arrays:
         with_other_rows(finished_run, seed, {settings.victim: rows}, canaries), record, [settings.attacker]
     )
     models = torch.from_numpy(messages.of(settings.attacker, settings.victim)).to(training_run.task.inputs.dtype)
+    later = models[len(models) // 2 :]
     with threads():
-        losses = losses_of(training_run.task, models[len(models) // 2 :], *canaries, _every_canary(models, count))
+        losses = losses_of(training_run.task, later, *canaries, [np.arange(count)] * len(later))
     return {"coins": coins, "losses": np.mean(losses, axis=0)}
-
-
-def _every_canary(models: Tensor, count: int) -> list[NDArray[np.int64]]:
-    return [np.arange(count)] * (len(models) - len(models) // 2)
 
 
 def _covering_claims(privacy: PrivacyDocument, view: str, victim: int) -> tuple[Claim, ...]:

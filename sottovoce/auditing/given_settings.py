@@ -44,8 +44,7 @@ import numpy as np
 from pydantic import ConfigDict, Field
 from scipy.signal import fftconvolve
 
-from sottovoce.auditing.outside_claims import MARGIN
-from sottovoce.auditing.sampled_lower_bound import epsilon_at_least
+from sottovoce.auditing.outside_claims import MARGIN, epsilon_at_least
 from sottovoce.errors import InputError
 from sottovoce.privacy.amplification import epsilon_of_batches
 from sottovoce.privacy.gaussian_dp import epsilon_of

@@ -27,9 +27,7 @@ from scipy import linalg
 
 from sottovoce.attacks.evaluation import check_confidence
 from sottovoce.attacks.received_messages import MakeFeed, need_messages, receive
-from sottovoce.auditing.lower_bound import Audit, check_delta
-from sottovoce.auditing.one_run import audit_one_run
-from sottovoce.auditing.scores import audit_scores
+from sottovoce.auditing.lower_bound import Audit, audit_one_run, audit_scores, check_delta
 from sottovoce.core.loop_inputs import Gradient
 from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.participation import Participation, parse_participation

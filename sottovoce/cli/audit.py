@@ -87,8 +87,7 @@ def audit(
         raise InputError(f"--preset {preset} with a run", "a preset says how --settings are read", "leave it out")
     from sottovoce.attacks.evaluation import check_confidence
     from sottovoce.auditing.canaries import audit_inputs
-    from sottovoce.auditing.claim_checks import RunAudit, attacks_made, audit_gradients
-    from sottovoce.auditing.evidence import judge
+    from sottovoce.auditing.claim_checks import RunAudit, attacks_made, audit_gradients, judge
     from sottovoce.auditing.outside_claims import OutsideClaim
     from sottovoce.core.adjacency import parse_adjacency, parse_change
     from sottovoce.privacy import views
@@ -192,10 +191,9 @@ def _audit_settings(
     out: Path | None,
 ) -> None:
     """What settings really give, and a claim beside it."""
-    from sottovoce.auditing.claim_checks import REFUTED
     from sottovoce.auditing.given_settings import mechanism
     from sottovoce.auditing.lower_bound import round_down
-    from sottovoce.auditing.outside_claims import Outcome, OutsideClaim, about_settings
+    from sottovoce.auditing.outside_claims import REFUTED, Outcome, OutsideClaim, about_settings
     from sottovoce.report.claim_page import write_claim_page
     from sottovoce.support.json_numbers import to_json
 

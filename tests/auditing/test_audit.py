@@ -25,8 +25,7 @@ from sottovoce import (
     trace,
 )
 from sottovoce.attacks.evaluation import lower_limit, roc_auc, upper_limit
-from sottovoce.auditing.lower_bound import Guesses
-from sottovoce.auditing.one_run import epsilon_bound, impossible, mu_bound, p_value
+from sottovoce.auditing.lower_bound import Guesses, epsilon_bound, impossible, mu_bound, p_value
 from sottovoce.privacy.gaussian_dp import epsilon_of
 
 OUT = stats.norm.ppf((np.arange(1000) + 0.5) / 1000)

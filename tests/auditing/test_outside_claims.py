@@ -12,11 +12,10 @@ import pytest
 from scipy.special import ndtr
 
 from sottovoce import InputError
-from sottovoce.auditing.evidence import epsilon_at
+from sottovoce.auditing.claim_checks import epsilon_at
 from sottovoce.auditing.given_settings import _of_signs, given_settings, mechanism
-from sottovoce.auditing.outside_claims import LowerBound, Outcome, OutsideClaim, judged
-from sottovoce.auditing.sampled_lower_bound import epsilon_at_least
-from sottovoce.auditing.scores import audit_scores
+from sottovoce.auditing.lower_bound import audit_scores
+from sottovoce.auditing.outside_claims import LowerBound, Outcome, OutsideClaim, epsilon_at_least, judged
 from sottovoce.privacy.amplification import epsilon_of_batches
 
 SETTINGS = """
