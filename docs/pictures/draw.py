@@ -28,8 +28,8 @@ from sottovoce.core.graphs import graph
 from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.privacy.rounding import round_up
 from sottovoce.report.figures import Line, line_chart
+from sottovoce.report.page_pdf import BROWSERS
 from sottovoce.report.picture_gallery import gallery
-from sottovoce.report.printing import BROWSERS
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.finished_run import open_run
 from sottovoce.support.config import parse_experiment

@@ -118,7 +118,7 @@ def report(
     again from the settings. If the folder contradicts itself, that is printed first, as a finding, with exit code 1.
     """
     from sottovoce.report.page import page
-    from sottovoce.report.printing import print_page
+    from sottovoce.report.page_pdf import print_page
     from sottovoce.run.layout import RunFiles
     from sottovoce.run.run_documents import read_runs
     from sottovoce.support.files import check_writable, write_text

@@ -147,7 +147,7 @@ class FinishedSweepRun:
         return "diverged" in self.result
 
     def final_mean(self, pick: Callable[[Document], float]) -> float:
-        """A figure of the run as `final_figures` has it; NaN where it diverged."""
+        """A figure of the run as `run_documents.final_mean` has it; NaN where it diverged."""
         return math.nan if self.diverged else final_mean(self.lines, self.run.experiment.metrics.final_rounds, pick)
 
 
@@ -217,7 +217,7 @@ class SweepRow:
         return any(run.diverged for run in self.runs)
 
     def final_figures(self, pick: Callable[[Document], float]) -> list[float]:
-        """A figure of each seed, as `final_figures` has it; NaN for runs that diverged."""
+        """A figure of each seed, as `run_documents.final_mean` has it; NaN for runs that diverged."""
         return [run.final_mean(pick) for run in self.runs]
 
     def quality(self, of: str = "average") -> float:

@@ -107,7 +107,7 @@ def no_extra(monkeypatch) -> str:
 
 def finished_run(line: str) -> Callable:
     def prepare(monkeypatch) -> str:
-        monkeypatch.setattr("sottovoce.report.printing.BROWSERS", ("true",))
+        monkeypatch.setattr("sottovoce.report.page_pdf.BROWSERS", ("true",))
         run_experiment(parse_experiment(tomllib.loads(SETTINGS.replace("{sigma = 1.0", "{sigma = 0.0"))), Path("done"))
         return line
 
@@ -215,7 +215,7 @@ FAILURES = {
     "core/secret_source.py": "sottovoce has a defect",
     "matrix_factorization/optimizer.py": "sottovoce has a defect",
     "report/figure_files.py": "sottovoce has a defect",
-    "report/printing.py": "a browser does not print the page",
+    "report/page_pdf.py": "a browser does not print the page",
     "support/worker_processes.py": "a process of the run, or of a sweep, was ended",
 }
 """Where a failure of the machine is raised, and which row it is."""

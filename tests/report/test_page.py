@@ -348,7 +348,7 @@ def test_a_report_can_be_printed(sotto, runs, chromium, tmp_path):
 
 
 def test_without_a_browser_a_report_is_not_printed(sotto, runs, tmp_path, monkeypatch):
-    monkeypatch.setattr("sottovoce.report.printing.BROWSERS", ("no-such-browser",))
+    monkeypatch.setattr("sottovoce.report.page_pdf.BROWSERS", ("no-such-browser",))
     code, _, err = sotto(f"report {runs('convex')} --out {tmp_path / 'page.html'} --pdf")
     assert (code, err.count("\n")) == (2, 1)
     assert "no browser is installed" in err
