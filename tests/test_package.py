@@ -55,6 +55,15 @@ def test_accounts_need_no_torch(line):
     assert done.returncode == 0, done.stderr
 
 
+def test_settings_are_audited_without_torch():
+    settings = "clip=1,sigma=1,sigma-unit=clip,noise-on=sum,rounds=1,batch=full,records=10,adjacency=replace"
+    done = in_new_process(
+        f"import sys; from sottovoce.cli import main; sys.argv = ['sotto', 'audit', '--settings', {settings!r}]\n"
+        "try: main()\nfinally: print('torch' in sys.modules, file=sys.stderr)"
+    )
+    assert (done.returncode, done.stderr) == (0, "False\n")
+
+
 @pytest.mark.parametrize("line", ["run recipes/digits.toml", "--verbose demo", "attack runs/none"])
 def test_where_torch_is_missing_one_line_says_what_to_type(line):
     done = in_new_process(WITHOUT_LEARNING.format(words=line.split()))

@@ -33,6 +33,7 @@ from sottovoce.errors import InputError
 from sottovoce.privacy import views
 from sottovoce.privacy.observation import Observation, observe
 from sottovoce.privacy.views import View, parse_view
+from sottovoce.support.json_numbers import to_json
 from sottovoce.support.threads import one_thread
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.tracer import trace
@@ -196,10 +197,9 @@ class ReconstructedNode:
 
     def document(self) -> Document:
         """As JSON; an infinite deviation is the word "inf"."""
-        deviation = "inf" if math.isinf(self.error) else self.error
         return {
-            "node": self.node, "distance": self.distance, "solved_rounds": self.solved_rounds, "deviation": deviation,
-            "round": self.round,
+            "node": self.node, "distance": self.distance, "solved_rounds": self.solved_rounds,
+            "deviation": to_json(self.error), "round": self.round,
         }  # fmt: skip
 
 

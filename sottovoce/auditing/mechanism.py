@@ -98,14 +98,14 @@ def audit(
     trial = CanaryTrial(observation, shape, gradient or _no_gradient, repetitions, seed, feed)
     if one_run:
         coins = np.random.default_rng([seed, 2]).integers(0, 2, repetitions).astype(bool)
-        scores = trial.once(coins).scores(_likelihood_ratio(white, shape).weights)
+        scores = _scores(trial.once(coins), _likelihood_ratio(white, shape).weights)
         found = audit_one_run(scores, coins, guesses=guesses, delta=delta, confidence=confidence)
     elif distinguisher == "trained":
         found = _trained(trial, delta, confidence)
     else:
         ratio = _likelihood_ratio(white, shape)
         found = audit_scores(
-            *(np.concatenate([part.scores(ratio.weights) for part in trial.parts(into)]) for into in (False, True)),
+            *(np.concatenate([_scores(part, ratio.weights) for part in trial.parts(into)]) for into in (False, True)),
             threshold=ratio.threshold if gradient is None else None,
             delta=delta,
             confidence=confidence,
@@ -115,20 +115,6 @@ def audit(
 
 
 # --- runs ----------------------------------------------------------------------------------------------------------
-
-
-class Received(NamedTuple):
-    """What was received in some repetitions, R x N x K."""
-
-    rows: Array
-
-    def scores(self, weights_RK: Array) -> Array:
-        """The sum of what was received, weighted."""
-        return np.einsum("rnk,rk->n", self.rows, weights_RK, optimize=True)
-
-    def features(self) -> Array:
-        """One row per repetition."""
-        return self.rows.transpose(1, 0, 2).reshape(self.rows.shape[1], -1)
 
 
 class CanaryTrial(NamedTuple):
@@ -141,8 +127,8 @@ class CanaryTrial(NamedTuple):
     seed: int
     feed: MakeFeed
 
-    def once(self, coins: NDArray[np.bool_], seed: int | None = None) -> Received:
-        """One run; a canary is in those repetitions for which the coin says so."""
+    def once(self, coins: NDArray[np.bool_], seed: int | None = None) -> Array:
+        """What was received in one run, R x N x K; a canary is in those repetitions for which the coin says so."""
         T, K = self.canary_TK.shape
         system, victim = self.observation.system, int(self.observation.victims[0])
         own = relative(system.algorithm.sensitivity)
@@ -157,9 +143,9 @@ class CanaryTrial(NamedTuple):
 
         x0 = np.zeros((system.n, len(coins) * K))
         rows = receive(self.observation, gradient, x0, seed=self.seed if seed is None else seed, feed=self.feed)
-        return Received((rows / (system.algorithm.step_size * unit)).reshape(len(rows), len(coins), K))
+        return (rows / (system.algorithm.step_size * unit)).reshape(len(rows), len(coins), K)
 
-    def parts(self, into: bool) -> Iterator[Received]:
+    def parts(self, into: bool) -> Iterator[Array]:
         """All repetitions with, or without, the canary: run after run, each with a seed of its own."""
         K = self.canary_TK.shape[1]
         rows = self.observation.rows
@@ -168,6 +154,10 @@ class CanaryTrial(NamedTuple):
         seeds = np.random.SeedSequence([self.seed, int(into)]).generate_state(len(sizes), np.uint64)
         for size, seed in zip(sizes, seeds.tolist(), strict=True):
             yield self.once(np.full(size, into), seed)
+
+
+def _scores(received_RNK: Array, weights_RK: Array) -> Array:
+    return np.einsum("rnk,rk->n", received_RNK, weights_RK, optimize=True)
 
 
 def _no_gradient(round: int, point: Array) -> Array:
@@ -236,7 +226,10 @@ def _traced(white: routes.Whitened, canary_TK: Array, observation: Observation) 
 
 def _trained(trial: CanaryTrial, delta: float, confidence: float) -> Audit:
     """Fisher's discriminant from half of the repetitions, which also choose the threshold; the others are audited."""
-    negatives, positives = (np.concatenate([part.features() for part in trial.parts(into)]) for into in (False, True))
+    negatives, positives = (
+        np.concatenate([part.transpose(1, 0, 2).reshape(part.shape[1], -1) for part in trial.parts(into)])
+        for into in (False, True)
+    )
     half = len(negatives) // 2
     features = negatives.shape[1]
     spread = np.atleast_2d(np.cov(negatives[:half], rowvar=False) + np.cov(positives[:half], rowvar=False))

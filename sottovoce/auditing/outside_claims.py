@@ -31,6 +31,7 @@ from sottovoce.errors import InputError
 from sottovoce.privacy.gaussian_dp import epsilon_of
 from sottovoce.privacy.rounding import round_up
 from sottovoce.support.config import Document
+from sottovoce.support.json_numbers import to_json
 
 Array = NDArray[np.float64]
 
@@ -127,7 +128,7 @@ class Judgement:
         return {
             **as_json(asdict(self.claim)), "outcome": self.outcome.value, "sentence": self.sentence,
             "least": None if self.least is None else as_json(asdict(self.least)),
-            **as_json({"most": self.most}),
+            "most": to_json(self.most),
         }  # fmt: skip
 
     def notes(self) -> list[str]:
