@@ -22,7 +22,8 @@ Presets read the parameters of other frameworks by their own names:
   `sensitivity * sqrt(2 log(1.25 / delta)) / epsilon` to it, in every round. `sensitivity` is a setting of its own: the
   mod does not ask whether it fits the clipping norm. What may change is a client's update.
 - `opacus`: noise of deviation `noise_multiplier * max_grad_norm` is added to the sum of clipped gradients of a Poisson
-  batch; neighbours have one record more or less. `rounds` are optimizer steps.
+  batch, in which a record is with probability one over the number of batches of the loader, the last and smaller one
+  among them unless `drop_last`; neighbours have one record more or less. `rounds` are optimizer steps.
 - `nvflare`: the filter `SVTPrivacy` chooses a `fraction` of an update's coordinates and sends each with Laplace noise
   of scale `2 gamma / noise_var`, clipped to `gamma`. Its `epsilon` is for the threshold alone: `noise_var` is spent for
   every coordinate that is sent. Two updates that differ by their sign at size gamma are chosen from alike, since sizes
@@ -130,6 +131,7 @@ class GivenSettings(Typed):
     batch: Count | Literal["full"]
     records: Count
     adjacency: Adjacency
+    rate: Annotated[float, Field(gt=0, le=1)] | None = None
     stated_epsilon: NotNegative | None = None
     stated_delta: Probability | None = None
 
@@ -141,7 +143,7 @@ class GivenSettings(Typed):
     @property
     def share(self) -> float:
         """The probability with which a record is in a batch."""
-        return self.size / self.records
+        return self.size / self.records if self.rate is None else self.rate
 
     @property
     def sensitivity(self) -> float:
@@ -336,6 +338,7 @@ class OpacusEngine(Typed):
     rounds: Count
     batch: Count | Literal["full"]
     records: Count
+    drop_last: bool = False
 
 
 class NVFlareFilter(Typed):
@@ -381,10 +384,12 @@ def _flower(given: Document) -> Mechanism:
 
 def _opacus(given: Document) -> Mechanism:
     engine = _checked(OpacusEngine, given)
+    size = engine.batch if isinstance(engine.batch, int) else engine.records
+    batches = max(1, engine.records // size if engine.drop_last else -(-engine.records // size))
     settings = {
         "clip": engine.max_grad_norm, "sigma": engine.noise_multiplier, "sigma_unit": SigmaUnit.CLIP,
-        "noise_on": NoiseOn.SUM, "rounds": engine.rounds, "batch": engine.batch, "records": engine.records,
-        "adjacency": Adjacency.ADD_REMOVE,
+        "noise_on": NoiseOn.SUM, "rounds": engine.rounds, "batch": engine.batch,
+        "records": engine.records, "adjacency": Adjacency.ADD_REMOVE, "rate": 1 / batches,
     }  # fmt: skip
     return _dp_sgd(settings)
 

@@ -309,6 +309,7 @@ def calibrate_(
     as_json: Json = False,
 ) -> None:
     """Find the sigma for a target epsilon. Example: sotto calibrate --graph ring:30 --rounds 40 --epsilon 1"""
+    from sottovoce.privacy.accountant import account
     from sottovoce.privacy.amplification import calibrate_sampled, saves_noise
     from sottovoce.privacy.calibration import Target, calibrated_system
 
@@ -331,23 +332,28 @@ def calibrate_(
             chance = calibrate_sampled(reference, setting.adversary, setting.sampled_nodes, target)
             if chance is not None and not saves_noise(chance.sigma, found.sigma):
                 chance = None
+        held = found.account
+        if chance is not None:
+            held = account(
+                chance.system, setting.adversary, adjacency=setting.adjacency, participation=setting.scheme,
+                convex=setting.convex, victims=setting.victims, kinds=kinds,
+            )  # fmt: skip
     sigma = found.sigma if chance is None else chance.sigma
     nodes = declared_nodes(setting, sigma)
     document = {
         **settings_document(setting, sigma), "algorithm": setting.algorithm, "graph": net.name,
         "view": str(setting.adversary), "final_models": setting.and_final_models,
-        "secure_sum": setting.secure_sum or found.account.system.algorithm.secure_sum,
+        "secure_sum": setting.secure_sum or held.system.algorithm.secure_sum,
         "rounds": setting.rounds, "epsilon": epsilon, "delta": setting.delta,
-        "headline": found.account.headline.document(setting.delta),
-        "covers": found.account.coverage.document(),
+        "headline": held.headline.document(setting.delta),
+        "covers": held.coverage.document(),
         "nodes": nodes, "sampled": None if chance is None else chance.figure.document(),
     }  # fmt: skip
     settings = ("algorithm", "graph", "view", "secure_sum", "convex", "adjacency", "participation", "rounds", "epsilon")
     table = [*facts({key: document[key] for key in (*settings, "delta")}), ["sigma", sigma_text(sigma)]]
-    best = found.account.headline
-    lines = [] if best is None else headline_words(found.account, best, setting.delta, setting.labels)
+    lines = headline_words(held, held.headline, setting.delta, setting.labels)
     if chance is not None:
-        lines = sampled_words(found.account, chance.figure, setting.delta)
+        lines = sampled_words(held, chance.figure, setting.delta)
     answer(document, table, *lines, *node_lines(setting, nodes))
 
 

@@ -171,7 +171,6 @@ def _facts_of(finished_run: "FinishedRun") -> dict[str, str]:
         "rounds": f"{run.rounds:,}",
         "batches": experiment.training.batch,
         "clipping": f"{experiment.training.clip}, bound {experiment.training.bound}",
-        "change": f"one {experiment.privacy.adjacency} replaced by another",
     }
 
 

@@ -223,6 +223,8 @@ def _shared(found: "Plan", sentence: str, fact: "Callable[[Entry], str]") -> lis
 
 
 def _words(found: "Plan") -> list[str]:
+    from sottovoce.privacy.assumptions import CHANGED_RECORD
+
     question = found.question
     about = "one record" if parse_adjacency(question.adjacency) is Adjacency.RECORD else "all data of a node"
     lines = [
@@ -230,6 +232,10 @@ def _words(found: "Plan") -> list[str]:
         "distance it moves a model, for steps of size one and gradients clipped to one; training itself is left out.",
         f"Recommended: {found.reason}.",
     ]
+    lines += _shared(
+        found, "counts on chance, and its figure is about one record that is {}",
+        lambda entry: "" if entry.sampled is None else CHANGED_RECORD[entry.sampled.change],
+    )  # fmt: skip
     lines += _shared(found, "The target is met {}", lambda entry: str(entry.covers))
     lines += _shared(found, "{}", lambda entry: str(entry.stand_in or ""))
     lines += _shared(found, "{}", lambda entry: entry.guarantee.final_models.sentence)

@@ -87,7 +87,7 @@ class Clipping:
         limits = torch.finfo(weights.dtype)
         scale = (self.bound * (1 - SLACK * limits.eps) / lengths).clamp(max=1.0)
         factor = scale.to(weights.dtype) * weights
-        coarse = (factor < limits.tiny) | (reach * limits.tiny > self.bound * weights.double())
+        coarse = (scale < limits.tiny) | (factor < limits.tiny) | (reach * limits.tiny > self.bound * weights.double())
         unfit = ~lengths.isfinite() | (coarse & (weights > 0))
         return Factors(factor.masked_fill(unfit, 0.0), unfit)
 

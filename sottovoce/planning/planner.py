@@ -205,7 +205,10 @@ def _entry(
         paired = one.spec.shared_noise(secrets * unsampled.sigma)
     sigma, found = unsampled
     ready = _as_run(build(sigma), net) if chance is None else with_sigma(built, chance.sigma)
-    system = found.system if chance is None else chance.system
+    system = found.system
+    if chance is not None:
+        system = chance.system
+        found = account(system, question.view, **question.terms(question.rounds))
     average, node, why = _predicted(question, ready, system)
     entry = Entry(
         one.name, {**one.settings, **paired}, weights, sigma if chance is None else chance.sigma, found.headline,

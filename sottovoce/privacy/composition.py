@@ -88,10 +88,12 @@ class SampledLoss:
 
     @property
     def releases(self) -> Releases:
-        """Batches of a fixed size have a whole number of records."""
+        """Batches of a fixed size have a whole number of records; of a share that is none, the next larger one."""
         if self.size is None:
             return Releases(self.noise, self.share, self.rounds)
-        return Releases(self.noise, max(1, round(self.share * self.size)) / self.size, self.rounds, replaced=True)
+        return Releases(
+            self.noise, math.ceil(self.share * self.size * (1 - 1e-12)) / self.size, self.rounds, replaced=True
+        )
 
 
 @dataclass(frozen=True)

@@ -254,6 +254,12 @@ def planned_question(experiment: Experiment, data: Path | None = None, epsilon: 
     changing = next((key for key in ("fresh", "random_edges", "dropout") if getattr(experiment.topology, key)), None)
     if changing is not None:
         raise InputError(f"topology.{changing} in a plan", "a plan needs a graph that does not change", "leave it out")
+    if experiment.training.clip == "whole-gradient" or experiment.training.local_steps > 1:
+        raise InputError(
+            f"clip {experiment.training.clip!r} with {experiment.training.local_steps} local steps in a plan",
+            "plans are for gradients of one step that are clipped per example",
+            "add --set training.clip=per-example --set training.local_steps=1 to a copy, or calibrate the run itself",
+        )
     experiment = with_table_facts(experiment, data)
     net = named_after_tables(experiment, topology_of(experiment, data), data)
     assert net.graph is not None

@@ -93,7 +93,7 @@ def planned_run(privacy: PrivacyDocument, *, run: str, name: str, data: str, noi
     stages = []
     for end in privacy.over_rounds:
         if isinstance(loss, SampledLoss):
-            spent: Loss = replace(loss, rounds=end.round)
+            spent: Loss = replace(loss, rounds=-(-loss.rounds * end.round // privacy.rounds))
         elif isinstance(loss, GaussianLoss):
             spent = loss if end.mu is None else GaussianLoss(end.mu)
         else:
