@@ -38,7 +38,7 @@ from sottovoce.core.final_models import FinalModels
 from sottovoce.errors import Unaccountable
 from sottovoce.learning.batches import Cycle
 from sottovoce.privacy import views
-from sottovoce.privacy.covering_views import insiders_know_more
+from sottovoce.privacy.covering_views import covering_views, insiders_know_more
 from sottovoce.privacy.exact import routes
 from sottovoce.privacy.gaussian_dp import epsilon_of
 from sottovoce.privacy.guarantee import Kind
@@ -382,9 +382,9 @@ def _proven(finished_run: FinishedRun, accountant: RunAccountant, wanted: View, 
     report = report_wanted(accountant, experiment.model_copy(update={"privacy": privacy}))
     headline, coverage = report.headline, report.coverage
     if headline is not None and coverage is not None and headline.change in (Change.REPLACE, claim.change):
-        few = coverage.colluders is not None and coverage.colluders < len(wanted.members)
+        few = coverage.colluders is not None and coverage.colluders < max(len(wanted.members), wanted.size)
         if coverage.everyone if wanted == views.everyone() else not few:
             found.append(headline.epsilon)
-    own = accountant.account(wanted).headline
-    found += [] if own is None else [epsilon_of(own.mu, claim.delta)]
+    if covering_views(wanted, accountant.system) == (wanted,):
+        found.append(epsilon_of(accountant.account(wanted).headline.mu, claim.delta))
     return min((one for one in found if math.isfinite(one)), default=None)

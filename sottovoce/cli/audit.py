@@ -76,13 +76,15 @@ def audit(
     """
     if (run is None) == (settings is None):
         raise InputError("a run and --settings" if run else "no run", "an audit is about one of them", "give RUN")
+    about = {"--delta": delta, "--adjacency": adjacency, "--view": view, "--change": change, "--paper": paper}
+    given = {name: value is not None for name, value in about.items()}
+    if claim is None and run is not None:
+        refuse_given(given, "it says what a claim is about", "give the claimed epsilon", beside=" without --claim")
     if run is None:
+        of_runs = {name: given[name] for name in ("--adjacency", "--view", "--change")}
+        refuse_given(of_runs, "it is about a claim about a run", "say it in --settings", beside=" with --settings")
         _audit_settings(settings or "", preset, claim, delta, paper, title, out)
         return
-    about = {"--delta": delta, "--adjacency": adjacency, "--view": view, "--change": change, "--paper": paper}
-    if claim is None:
-        given = {name: value is not None for name, value in about.items()}
-        refuse_given(given, "it says what a claim is about", "give the claimed epsilon", beside=" without --claim")
     if preset is not None:
         raise InputError(f"--preset {preset} with a run", "a preset says how --settings are read", "leave it out")
     from sottovoce.attacks.evaluation import check_confidence
@@ -197,6 +199,8 @@ def _audit_settings(
     from sottovoce.support.json_numbers import to_json
 
     found = mechanism(settings, preset)
+    if epsilon is None and delta is not None and found.stated_delta not in (None, delta):
+        raise InputError(f"--delta {delta:g}", f"what is stated is for {found.stated_delta:g}", "give --claim with it")
     delta = delta if delta is not None else found.stated_delta if found.stated_delta is not None else DELTA
     claimed = epsilon if epsilon is not None else found.stated_epsilon
     claim = OutsideClaim(

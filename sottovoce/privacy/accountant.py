@@ -306,8 +306,7 @@ def _with_worst_headline(found: Account, others: Sequence[Account | None]) -> Ac
             more = [refusal for refusal in other.refusals if refusal not in found.refusals]
             refusals = (*found.refusals, *(f"{other.view}: {refusal}" for refusal in more))
             return replace(found, headline=other.headline, refusals=refusals)
-    worst = max(accounts, key=lambda one: one.mu)
-    return replace(found, headline=worst.headline)
+    return replace(found, headline=_worst([one.headline for one in accounts]))
 
 
 def headline_kinds(algorithm: Algorithm, *, convex: bool) -> tuple[Kind, ...]:
@@ -330,5 +329,15 @@ def _headline(found: list[Guarantee], averaging: bool, convex: bool) -> Guarante
     for guarantee in found:
         if _is_proven(guarantee, averaging, convex):
             now = best.get(guarantee.victim)
-            best[guarantee.victim] = guarantee if now is None or guarantee.mu < now.mu else now
-    return max(best.values(), key=lambda guarantee: guarantee.mu) if best else None
+            best[guarantee.victim] = guarantee if now is None or guarantee.mu < now.mu * (1 - TIE) else now
+    return _worst(list(best.values())) if best else None
+
+
+TIE = 4e-15
+"""Share by which rounding alone makes equal figures differ: of these the first is taken, on every machine."""
+
+
+def _worst(figures: Sequence[Guarantee]) -> Guarantee:
+    """The largest figure, of equal ones the first."""
+    largest = max(one.mu for one in figures)
+    return next(one for one in figures if one.mu >= largest * (1 - TIE))

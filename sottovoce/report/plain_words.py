@@ -15,6 +15,7 @@ from sottovoce.algorithms.registry import algorithm_specs
 from sottovoce.privacy.covering_views import NAMED_ONLY
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.rounding import round_up
+from sottovoce.privacy.views import ViewKind
 from sottovoce.report.wording import adversary, not_covered, percent
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_documents import LESS_IS_BETTER, RunDocuments, final_average_text
@@ -320,7 +321,15 @@ def _of_others(privacy: PrivacyDocument) -> PrivacyFigure | None:
 
 
 def _by_victim(privacy: PrivacyDocument) -> dict[int, PrivacyFigure]:
-    """For each node the least figure about it, of those that are proven against whom the headline is about."""
+    """For each node the least figure about it, of those that are proven against whom the headline is about.
+
+    Where that is the worst of several adversaries, another of them may learn more about a node: the headline's figure
+    is then all that holds for every node.
+    """
+    kind, covers = privacy.headline.view.kind, privacy.covers
+    of_everyone = kind is ViewKind.EVERYONE and covers is not None and covers.everyone
+    if not of_everyone and kind is not ViewKind.ANY_COALITION:
+        return {}
     if privacy.headline.proves_nothing or privacy.sampled is not None:
         return {}
     found: dict[int, PrivacyFigure] = {}
