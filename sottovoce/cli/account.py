@@ -142,8 +142,11 @@ def account_(
         )  # fmt: skip
         if setting.sampled_nodes is not None:
             from sottovoce.privacy.amplification import sampled_figure
+            from sottovoce.privacy.covering_views import covering_views
 
             try:
+                if len(covering_views(setting.adversary, system)) > 1:
+                    raise Unaccountable("nodes share secrets, and learn more than an outsider; take node:0")
                 sampled = sampled_figure(system, setting.adversary, setting.sampled_nodes, setting.delta)
             except Unaccountable as refusal:
                 unsampled = f"Sampling is not counted: {refusal}."

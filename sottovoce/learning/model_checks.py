@@ -67,11 +67,11 @@ def check_model(dataset: Dataset, model: Model, dtype: torch.dtype) -> None:
 
 
 def what_a_gradient_changes(model: Model, dtype: torch.dtype, features: int) -> str | None:
-    """Where a module, in the mode it is in, holds something else after a gradient on rows of zeros; None if nowhere.
+    """Where a module, in the mode it is in, holds something else after a gradient on public rows; None if nowhere.
 
     Other threads may draw from the generators of numpy and Python meanwhile, but not every time.
     """
-    tried = (_changed_by_a_gradient(model, dtype, features) for _ in range(TRIALS))
+    tried = (_changed_by_a_gradient(model, dtype, features, 10.0 ** (30 + trial)) for trial in range(TRIALS))
     found: str | None = None
     for found in tried:
         if found is None:
@@ -79,13 +79,19 @@ def what_a_gradient_changes(model: Model, dtype: torch.dtype, features: int) -> 
     return found
 
 
-def _changed_by_a_gradient(model: Model, dtype: torch.dtype, features: int) -> str | None:
+def _changed_by_a_gradient(model: Model, dtype: torch.dtype, features: int, size: float) -> str | None:
+    """On rows that grow from trial to trial, beyond all data: the largest value that a class keeps moves in each."""
     with generators_kept():
         module = copy.deepcopy(model.module).to(dtype)
         # Rows of which gradients are asked for, so that torch does not warn of backward hooks.
-        rows = torch.zeros(1, *(model.shape or (features,)), dtype=dtype, requires_grad=True)
+        shape = model.shape or (features,)
+        rows = torch.stack([torch.zeros(shape, dtype=dtype), torch.full(shape, size, dtype=dtype)]).requires_grad_()
         before = state_of(module)
-        first = _outputs_and_gradient(module, rows)
+        try:
+            first = _outputs_and_gradient(module, rows)
+        except IndexError:  # rows are positions
+            rows = torch.zeros(1, *shape, dtype=dtype, requires_grad=True)
+            first = _outputs_and_gradient(module, rows)
         after = state_of(module)
         second = _outputs_and_gradient(module, rows)
     places = [place for place in {**before, **after} if before.get(place) != after.get(place)]

@@ -151,6 +151,9 @@ def _local_step(system: LinearSystem, step: StepMatrices, publishes: bool) -> _L
         and _close(gradient, -(transition @ scale))
         and _close(noise, transition @ sent_noise)
     )
+    for later in step.sent[1:]:
+        kept, kept_gradient, kept_noise = step.split(later.rows)
+        ok = ok and _close(kept_gradient, -(kept @ scale)) and _close(kept_noise, kept @ sent_noise)
     if not ok:
         raise Unaccountable(
             f"{name}: the absorption bound needs a local step with fresh own noise, then gossip; {PLAIN_NOISE}"
@@ -261,9 +264,10 @@ def _own_noise(step: StepMatrices, sent_noise: sparse.csr_array, n: int) -> Arra
 
 
 def _close(a: sparse.sparray, b: sparse.sparray) -> bool:
-    a, b = sparse.csr_array(a), sparse.csr_array(b)
-    gap = abs(a - b)
-    return gap.nnz == 0 or float(gap.max()) <= 1e-12 * float(max(abs(a).max(), abs(b).max()))
+    """Equal but for rounding. A column is one node's, or one source's, and their sizes may be far apart."""
+    a, b = sparse.csc_array(a), sparse.csc_array(b)
+    gap = abs(a - b).max(axis=0).toarray()
+    return bool(np.all(gap <= 1e-12 * np.maximum(abs(a).max(axis=0).toarray(), abs(b).max(axis=0).toarray())))
 
 
 def _heard_nodes(step: StepMatrices, members: NDArray[np.intp]) -> NDArray[np.bool_]:

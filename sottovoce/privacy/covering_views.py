@@ -31,7 +31,7 @@ from sottovoce.privacy import views
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.support.json_numbers import JSON
 from sottovoce.support.memo import once_for_each
-from sottovoce.tracing.linear_system import LinearSystem
+from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
 
 if TYPE_CHECKING:
     from sottovoce.support.config import Document
@@ -177,14 +177,25 @@ def coalitions(view: View, system: LinearSystem) -> tuple[View, ...]:
 
 
 def _knowing_most(view: View, system: LinearSystem) -> Iterator[View]:
-    """Those nodes that add most noise, and, for each of them as the victim, the next one in its place."""
-    step = system.steps[0]
+    """Those nodes that add most noise, and, for each of them as the victim, the next one in its place.
+
+    Where other nodes add most in another round, all coalitions are tried, or one adversary stands for them.
+    """
+    chosen = {tuple(_noisiest(step, view.size + 1)) for step in dict.fromkeys(system.steps)}
+    if len(chosen) > 1:
+        few = comb(system.n, view.size) <= COALITIONS
+        yield from view.coalitions(system.n) if few else (_all_knowing(view, system.n),)
+        return
+    most = chosen.pop()
+    for left_out in reversed(most):
+        members = sorted(node for node in most if node != left_out)
+        yield replace(views.coalition(*members), final_models=view.final_models)
+
+
+def _noisiest(step: StepMatrices, count: int) -> list[int]:
     noise = np.abs(step.split(step.sent[0].rows)[2].toarray()).ravel()
     sources = np.concatenate([sources.holders.tocoo().coords[1] for _, sources in step.sources])
-    most = sources[np.argsort(-noise, kind="stable")][: view.size + 1]
-    for left_out in reversed(most.tolist()):
-        members = sorted(node for node in most.tolist() if node != left_out)
-        yield replace(views.coalition(*members), final_models=view.final_models)
+    return [int(node) for node in sources[np.argsort(-noise, kind="stable")][:count]]
 
 
 def _affordable(view: View, system: LinearSystem) -> bool:

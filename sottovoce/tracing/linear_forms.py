@@ -82,6 +82,7 @@ class LinearRows:
         if isinstance(factor, np.ndarray) and factor.dtype.kind in "fiub" and np.isfinite(factor).all():
             rows = self.matrix.copy()
             rows.data *= np.repeat(self._each_node(factor.astype(float)), np.diff(rows.indptr))
+            rows.eliminate_zeros()  # an entry is one that counts
             return LinearRows(rows, self.basis)
         return self._refuse(ONLY_FACTORS)
 

@@ -80,7 +80,7 @@ def trace_affordable(algorithm: Algorithm, topology: Topology, *, rounds: int) -
         check_trace_cost(algorithm, topology, rounds)
         return trace(algorithm, topology, rounds=rounds)
     if extent is Extent.FIRST_GOSSIP_STEP:
-        return trace(replace(algorithm, gossip_steps=1), topology, rounds=rounds)  # type: ignore[type-var]
+        return trace(_with_one_gossip_step(algorithm), topology, rounds=rounds)
     steps = f"{topology.name}, {rounds} rounds of {algorithm.gossip_steps} gossip steps"
     return trace_noisy_gradients(algorithm, topology, rounds=rounds, reason=f"{steps}: too many messages to trace")
 
@@ -114,13 +114,19 @@ def trace_cost(algorithm: Algorithm, topology: Topology, *, rounds: int) -> Cost
 def trace_noisy_gradients(algorithm: Algorithm, topology: Topology, *, rounds: int, reason: str = "") -> LinearSystem:
     """A system of which only noisy gradients are known, for messages that cannot be traced, or are too many.
 
-    It is traced without compression and with one gossip step, which change nothing about how noise is added.
+    It is traced without compression, which changes nothing about how noise is added, and with one gossip step.
     """
     operator = algorithm.compression
     if not isinstance(operator, Identity):
         reason = f"{operator.name}: what is sent differs by coordinate or is not linear"
-    plain = replace(algorithm, compression=Identity(), gossip_steps=1)  # type: ignore[type-var]
+    plain = _with_one_gossip_step(replace(algorithm, compression=Identity()))  # type: ignore[type-var]
     return replace(trace(plain, topology, rounds=rounds), algorithm=algorithm, only_gradients=reason)
+
+
+def _with_one_gossip_step(algorithm: Algorithm) -> Algorithm:
+    """Of the package's algorithms every gossip step does the same; one's own may add noise in any of them."""
+    ours = type(algorithm).__module__.startswith("sottovoce.")
+    return replace(algorithm, gossip_steps=1) if ours else algorithm  # type: ignore[type-var]
 
 
 def trace_with_noise(system: LinearSystem, noise: Noise) -> LinearSystem:

@@ -318,3 +318,23 @@ def test_the_docs_have_all_that_is_never_checked():
     for (file, field), reason in NOT_COMPARED.items():
         rows = re.findall(rf"\| `{file}`: (.*) \| {reason} \|", page)
         assert (field in ", ".join(rows).split(", ")) == (reason != RENEWED), (file, field)
+
+
+def test_a_page_that_holds_its_data_elsewhere_or_twice_is_no_page_of_the_run(sotto, sent):
+    page = sent / "report.html"
+    text = page.read_text()
+    block = re.search(r'<script id="data" type="application/json">.*?</script>', text, re.DOTALL)[0]
+    forged = block.replace('"epsilon"', '"epsilon" ')
+    for other in (
+        text.replace(block, forged).replace("</style>", f"/* {block} */</style>", 1),
+        text.replace(block, "").replace("</style>", f"/* {block} */</style>", 1),
+        text.replace("</body>", f"{forged}</body>", 1),
+    ):
+        page.write_text(other)
+        code, out, _ = sotto(AUDIT.format(sent))
+        assert (code, "report.html" in out) == (1, True)
+
+
+def test_a_contact_that_a_page_names_is_listed(sotto, sent):
+    sotto(f"report {sent} --contact", "An office has checked this")
+    assert "contact (words and names" in " ".join(sotto(AUDIT.format(sent))[1].split())

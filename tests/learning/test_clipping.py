@@ -259,3 +259,14 @@ def test_wrong_adjacency_is_refused():
     for words, message in ((("people",), "adjacency 'people'"), (("record", "remove"), "change 'remove'")):
         with pytest.raises(InputError, match=message):
             parse_clipping("per-example", 1.0).sensitivity(parse_batches("full", [3]), *words)
+
+
+@pytest.mark.parametrize("weight", [1.0, 1e-3, 1e-7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_with_the_weight_of_a_batch_do_not_lift_a_factor_that_is_not_exact(dtype, weight):
+    """A divisor far below one makes a normal number of a denormal factor, rounding and all."""
+    powers = range(30, 46) if dtype is torch.float32 else range(300, 309)
+    lengths = torch.tensor([10.0**power for power in powers], dtype=torch.float64)
+    weights = torch.full((len(lengths),), 1 / weight, dtype=dtype)
+    found = parse_clipping("per-example", 1.0).factors(lengths, 0.0, weights)
+    assert (found.factor.double() * lengths <= weights.double()).all()

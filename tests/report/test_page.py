@@ -19,9 +19,11 @@ from sottovoce.privacy.covering_views import NAMED_ONLY, Coverage
 from sottovoce.privacy.gaussian_dp import guessing_accuracy_bound
 from sottovoce.report.page import write_page, write_page_of
 from sottovoce.report.pairwise_leakage import PAIRS
-from sottovoce.report.plain_words import plain_words
+from sottovoce.report.plain_words import _by_victim, plain_words
 from sottovoce.report.wording import KINDS, percent, rounded
+from sottovoce.run.build import build_run
 from sottovoce.run.execute import run_experiment
+from sottovoce.run.privacy_report import report_privacy
 from sottovoce.run.run_documents import read_runs
 from sottovoce.support.config import parse_experiment
 from tests.browser import inside, open_page, questions
@@ -656,3 +658,26 @@ def test_a_large_run_has_a_histogram_instead(runs, opened, tmp_path, monkeypatch
     assert page.locator("#histogram .plot").is_visible()
     assert "too many to draw" in text(page, "#graph .missing")
     assert page.locator("#distance .plot").is_visible()
+
+
+HIDDEN = [
+    ({"name": "decor", "sigma": 1.0, "sigma_pair": 4.0}, "path:6", {}),
+    ({"name": "secure-gossip", "sigma": 2.0}, "ring:8", {}),
+    ({"name": "dp-d-sgd", "sigma": 2.0}, "ring:6", {"view": "coalition:any-2"}),
+    ({"name": "dp-d-sgd", "sigma": 2.0}, "ring:6", {}),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "graph", "privacy"), HIDDEN)
+def test_no_node_is_promised_more_than_every_single_node_lets_it_be(algorithm, graph, privacy):
+    settings = COMMON | {
+        "name": "hidden", "algorithm": algorithm, "topology": {"graph": graph}, "privacy": privacy,
+        "training": {"rounds": 4, "clip": "per-example", "bound": 1.0},
+    }  # fmt: skip
+    run = build_run(parse_experiment(settings))
+    stated = report_privacy(run, attackers=range(run.topology.n)).stated
+    rows = _by_victim(stated)
+    for attacker, view in stated.node_views.items():
+        for victim in set(range(run.topology.n)) - {attacker}:
+            proven = [one.epsilon for one in view.guarantees if one.victim == victim and one.proven_for_training]
+            assert rows.get(victim, stated.headline).epsilon >= min(proven, default=0) * (1 - 1e-12)
