@@ -46,6 +46,10 @@ DOUBLE = 2.0**-53
 HALF_UNIT = {4: 2.0**-24, 8: DOUBLE}
 """Half a unit in the last place of 1, by the bytes of a number; what is seen is summed up in float64."""
 
+SMALLEST = {2.0**-24: 2.0**-126, DOUBLE: 2.0**-500}
+"""Below, numbers have fewer digits, or their squares none: differences of this size are rounding. By half a unit of 1;
+noise that is declared is at least 1e-50."""
+
 AT_ONCE = 1 << 15
 """So many numbers are seen along the direction at once."""
 
@@ -220,7 +224,7 @@ class ClassCertificate:
                 "they cannot be compared with what was traced",
                 "lower the step size, or the noise",
             )
-        tolerance = terms * (ROUNDINGS * (self._unit + DOUBLE * math.sqrt(D)) / math.sqrt(D))
+        tolerance = terms * (ROUNDINGS * (self._unit + DOUBLE * math.sqrt(D)) / math.sqrt(D)) + SMALLEST[self._unit]
         near = np.abs(seen.along - expected) <= tolerance
         if not near.all():
             node = int(self._nodes[int(np.argmin(near))])
