@@ -89,7 +89,7 @@ def _changed_by_a_gradient(model: Model, dtype: torch.dtype, features: int, size
         before = state_of(module)
         try:
             first = _outputs_and_gradient(module, rows)
-        except IndexError:  # rows are positions
+        except (IndexError, RuntimeError):  # rows are positions
             rows = torch.zeros(1, *shape, dtype=dtype, requires_grad=True)
             first = _outputs_and_gradient(module, rows)
         after = state_of(module)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sottovoce.core.algorithm import sums_over_all, sums_over_neighbours
+from sottovoce.errors import Unaccountable
 from sottovoce.privacy import views
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.support.json_numbers import JSON
@@ -179,12 +180,18 @@ def coalitions(view: View, system: LinearSystem) -> tuple[View, ...]:
 def _knowing_most(view: View, system: LinearSystem) -> Iterator[View]:
     """Those nodes that add most noise, and, for each of them as the victim, the next one in its place.
 
-    Where other nodes add most in another round, all coalitions are tried, or one adversary stands for them.
+    Where other nodes add most in another round, all coalitions are tried. None stands for them: whoever hears every
+    message hears only sums, and knows no noise.
     """
     chosen = {tuple(_noisiest(step, view.size + 1)) for step in dict.fromkeys(system.steps)}
     if len(chosen) > 1:
-        few = comb(system.n, view.size) <= COALITIONS
-        yield from view.coalitions(system.n) if few else (_all_knowing(view, system.n),)
+        count = comb(system.n, view.size)
+        if count > COALITIONS:
+            raise Unaccountable(
+                f"{count:,} coalitions of {view.size} nodes, of whom others know most of the noise in other rounds; at "
+                f"most {COALITIONS:,} are tried; take fewer colluders, or sizes of noise that do not change over rounds"
+            )
+        yield from view.coalitions(system.n)
         return
     most = chosen.pop()
     for left_out in reversed(most):

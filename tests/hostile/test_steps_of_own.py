@@ -9,10 +9,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from sottovoce import Gossip, Independent, Rows, account, metropolis, trace
+from sottovoce import Gossip, Independent, Rows, Unaccountable, account, metropolis, trace
 from sottovoce.core.arrays import convert
 from sottovoce.core.compression import parse_compression
 from sottovoce.core.gossip import Model
+from sottovoce.privacy import covering_views
 from sottovoce.tracing.policy import trace_affordable, trace_possible
 
 
@@ -137,3 +138,11 @@ def test_whoever_adds_most_noise_in_some_round_is_an_adversary_of_secure_sums():
     single = max(account(system, f"node:{node}").mu for node in range(5))
     assert account(system).mu >= single * (1 - 1e-12)
     assert account(system, "coalition:any-1").mu >= single * (1 - 1e-12)
+
+
+def test_no_outsider_stands_for_coalitions_of_secure_sums_that_are_too_many(monkeypatch):
+    """Who hears all sums and knows no noise learns less than any of them."""
+    monkeypatch.setattr(covering_views, "COALITIONS", 3)
+    built = Turns(name="turns", noise=Independent(1.0), secure_sum=True, requires="complete average")
+    with pytest.raises(Unaccountable, match="5 coalitions"):
+        account(trace(built, metropolis("complete:5"), rounds=6))
