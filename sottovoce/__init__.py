@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         metropolis,
         push,
         random_edges,
+        rotating,
         uniform,
         weigh,
     )
@@ -139,6 +140,7 @@ _MODULE_OF = {
         "metropolis",
         "push",
         "random_edges",
+        "rotating",
         "uniform",
         "weigh",
     ),
@@ -275,6 +277,7 @@ __all__ = [
     "random_edges",
     "receive",
     "reconstruct",
+    "rotating",
     "sampled_epsilon",
     "sampled_noise",
     "trace",

@@ -19,6 +19,8 @@ from tests.tracing.dense_oracle import trace_dense
 CASES = list(cases())
 ONE_SUM = {"dp-fedavg", "secure-average"}
 """Algorithms with one sum over everyone."""
+COMPLETE = ONE_SUM | {"swarm"}
+"""Algorithms in which all meet."""
 LINEAR = [case for case in CASES if case.algorithm.compression.linear]
 every_case = pytest.mark.parametrize("case", rest_slow(CASES))
 every_linear_case = pytest.mark.parametrize("case", rest_slow(LINEAR))
@@ -124,7 +126,7 @@ def test_some_topology_is_admitted(example):
     assert "complete:4" in places
     if example.name == "secure-gossip":
         assert {"ring:5", "exponential:6"} <= set(places)
-    elif example.name not in ONE_SUM:
+    elif example.name not in COMPLETE:
         assert {"ring:5", "path:4"} <= set(places)
 
 
@@ -132,7 +134,7 @@ def test_the_fast_tests_meet_every_example_and_every_topology():
     fast = [one.values[0] for one in rest_slow(CASES) if not one.marks]
     assert {case.place for case in fast} == set(PLACES)
     assert [case.example for case in fast if case.place in FIXED] == list(examples())
-    assert {case.example.name for case in fast if case.place not in FIXED} == set(algorithm_names()) - ONE_SUM - {
+    assert {case.example.name for case in fast if case.place not in FIXED} == set(algorithm_names()) - COMPLETE - {
         "secure-gossip"
     }
 
@@ -142,7 +144,7 @@ def test_refusals_are_these_and_no_others():
     undirected = {"muffliato", "muffliato-sgd", "zip-dl", "zip-dl-averaging", "rss-nb", "rss-lb", "decor"}
     found = {(e.name, place) for e in examples() for place in PLACES if refused(Case(e, place))}
     expected = {(name, "exponential:6") for name in undirected}
-    expected |= {(name, place) for name in ONE_SUM for place in PLACES if place != "complete:4"}
+    expected |= {(name, place) for name in COMPLETE for place in PLACES if place != "complete:4"}
     expected |= {("dp-csgp", "dropout")}  # push weights promise columns, unannounced dropout keeps rows
     changing = ("fresh", "edges", "dropout", "announced")
     expected |= {

@@ -46,7 +46,7 @@ def view_words() -> list[str]:
 
 
 SPEC = "e.g. ring:30, erdos-renyi:100,p=0.2,seed=1, file:edges.txt.gz"
-KINDS_OF_WEIGHTS = "metropolis, max-degree, uniform or push"
+KINDS_OF_WEIGHTS = "metropolis, max-degree, uniform, push or rotating"
 
 ROUNDS, ADJACENCY = 100, "user"
 """The defaults of every command that has these options: all data of a node is protected, the stronger promise."""

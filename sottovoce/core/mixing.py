@@ -23,7 +23,9 @@ TOLERANCE = 1e-9
 DENSE_SPECTRUM = 600
 """Up to this many nodes the spectrum comes from a dense solver."""
 
-Requirement: TypeAlias = Literal["row-stochastic", "column-stochastic", "undirected", "symmetric", "complete average"]
+Requirement: TypeAlias = Literal[
+    "row-stochastic", "column-stochastic", "undirected", "symmetric", "complete average", "one aggregator"
+]
 
 
 class MixableRows(arrays.Rows, Protocol):
@@ -153,6 +155,12 @@ class Mixing:
                 "this algorithm needs symmetric weights",
                 "use metropolis",
             )
+        if rule == "one aggregator" and not _has_one_aggregator(self.weights):
+            raise InputError(
+                "weights by which several nodes average",
+                "in each step one node hears all others, or all take over what it has",
+                f"use rotating weights on complete:{self.n}",
+            )
         if rule == "complete average" and not _is_complete_average(self.weights):
             raise InputError(
                 "weights are not the average over all nodes",
@@ -214,6 +222,12 @@ def _require_sums(weights: sparse.csr_array, axis: int) -> None:
 def _is_complete_average(weights: sparse.csr_array) -> bool:
     n = weights.shape[0]
     return weights.nnz == n * n and bool(np.allclose(weights.data, 1 / n, rtol=0, atol=TOLERANCE))
+
+
+def _has_one_aggregator(weights: sparse.csr_array) -> bool:
+    """Whether only one node takes over anything; or all take over one node's value, and keep nothing."""
+    row, column = (index[weights.tocoo().row != weights.tocoo().col] for index in weights.tocoo().coords)
+    return len(set(row)) <= 1 or (len(set(column)) == 1 and weights.nnz == weights.shape[0])
 
 
 def _second_eigenvalue(mixing: Mixing) -> float:

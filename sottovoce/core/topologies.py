@@ -24,6 +24,7 @@ from scipy import sparse
 
 from sottovoce.core.graphs import Graph, graph
 from sottovoce.core.mixing import TOLERANCE, Mixing, Requirement
+from sottovoce.core.rotation import ROTATING, parse_rotation
 from sottovoce.errors import InputError
 from sottovoce.support.progress import report_stage
 
@@ -163,16 +164,26 @@ def from_matrix(weights: ArrayLike | sparse.sparray, *, name: str = "matrix") ->
     return Topology(mixing, name)
 
 
+def rotating(source: str | Graph, settings: str = ROTATING) -> Changing:
+    """One node in turn takes the mean of all, and sends it to all; see `core.rotation` for the settings.
+
+    Two gossip steps make a round: `algorithm("swarm", ...)` has them.
+    """
+    known = graph(source)
+    return Changing(parse_rotation(known, settings).at, n=known.n, name=f"{known.name} {settings}", source=known)
+
+
 WEIGHTS: dict[str, Callable[[str | Graph], Topology]] = {
     "metropolis": metropolis,
     "max-degree": max_degree,
     "uniform": uniform,
     "push": push,
+    ROTATING: rotating,
 }
 
 
 def weigh(source: str | Graph, kind: str) -> Topology:
-    """The topology with weights of the named kind: metropolis, max-degree, uniform or push.
+    """The topology with weights of the named kind: metropolis, max-degree, uniform, push or rotating.
 
     With `,lazy=S` a node keeps a fraction S of what it has and mixes the rest: `S I + (1 - S) W`. Coarse compression
     needs that: the copies that receivers hold lag behind, and full steps along them diverge.
@@ -182,6 +193,8 @@ def weigh(source: str | Graph, kind: str) -> Topology:
     """
     if not isinstance(kind, str):
         raise InputError(f"weights of type {type(kind).__name__}", "they are given by name", 'write "metropolis"')
+    if kind.partition(",")[0] == ROTATING:
+        return rotating(source, kind)
     kind, share = _laziness(kind)
     if kind not in WEIGHTS:
         raise InputError(f"weights {kind!r}", f"known: {', '.join(WEIGHTS)}", "choose one of them")
@@ -213,7 +226,18 @@ def weights_for(needs: Requirement, kind: str | None = None) -> str:
     """The kind of weights for an algorithm with this requirement, unless a kind is asked for."""
     if kind is not None:
         return kind
-    return {"column-stochastic": "push", "complete average": "uniform"}.get(needs, "metropolis")
+    suited = {"column-stochastic": "push", "complete average": "uniform", "one aggregator": ROTATING}
+    return suited.get(needs, "metropolis")
+
+
+def _fixed_weights(source: str | Graph, kind: str) -> Mixing:
+    """Weights of a graph that is itself one of several, or loses nodes."""
+    net = weigh(source, kind)
+    if not net.static:
+        raise InputError(
+            f"{kind} weights on a graph that changes", "the aggregator changes already", "use metropolis weights"
+        )
+    return net.at(0)
 
 
 def _fixed(source: Graph, kind: str, weights: Callable[[Graph], sparse.csr_array]) -> Topology:
@@ -259,7 +283,7 @@ def fresh_erdos_renyi(n: int, p: float, *, seed: int = 0, weights: str = "metrop
     @lru_cache(maxsize=16)
     def of_round(round: int) -> Mixing:
         source = first if round == 0 else graph(f"erdos-renyi:{n},p={p},seed={_derived(seed, round)}")
-        return weigh(source, weights).at(0)
+        return _fixed_weights(source, weights)
 
     return Changing(lambda round, step: of_round(round), n=n, name=f"fresh erdos-renyi:{n},p={p} {weights}")
 
@@ -309,9 +333,6 @@ def dropout(
     for value, what in ((rate, "rate"), (correlation, "correlation")):
         if not 0 <= value < 1:
             raise InputError(f"dropout {what} {value}", "it must lie in [0, 1)", f"give {what}=0.1, for example")
-    planned = weigh(base, weights).at(0)
-    if not announced:
-        planned.require("row-stochastic")
     absent: list[NDArray[np.bool_]] = []
 
     def active_in(round: int) -> NDArray[np.bool_]:
@@ -322,16 +343,27 @@ def dropout(
             absent.append(draws < chance)
         return ~absent[round]
 
+    name = f"{base.name} {weights}, dropout {rate}"
+    if weights.partition(",")[0] == ROTATING:
+        if not announced:
+            raise InputError(
+                f"{weights} weights with dropout that is not announced", "the mean is over those who say that they are "
+                "there", "set announced = true",
+            )  # fmt: skip
+        turns = parse_rotation(base, weights)
+        return Changing(lambda round, step: turns.at(round, step, active_in(round)), n=base.n, name=name, source=base)
+    planned = _fixed_weights(base, weights)
+    if not announced:
+        planned.require("row-stochastic")
+
     @lru_cache(maxsize=16)
     def of_round(round: int) -> Mixing:
         active = active_in(round)
         if announced:
-            return Mixing(weigh(base.restricted_to(active), weights).at(0).weights, active)
+            return Mixing(_fixed_weights(base.restricted_to(active), weights).weights, active)
         return Mixing(_delivered(planned.weights, active), active, planned.weights)
 
-    return Changing(
-        lambda round, step: of_round(round), n=base.n, name=f"{base.name} {weights}, dropout {rate}", source=base
-    )
+    return Changing(lambda round, step: of_round(round), n=base.n, name=name, source=base)
 
 
 def _delivered(weights: sparse.csr_array, active: NDArray[np.bool_]) -> sparse.csr_array:

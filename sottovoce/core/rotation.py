@@ -1,0 +1,123 @@
+"""A rotating aggregator ("swarm"): in each round one node takes the mean of all that are present, and sends it to all.
+
+    step 0:  the aggregator's row of W is the mean over those present, all others keep what they have
+    step 1:  every row is the aggregator's
+
+Whoever was missing has its own row again in the next round: it goes on from the mean that it was sent meanwhile. With
+fewer than `least` nodes present, or none that may aggregate, a round is left out.
+
+    >>> from sottovoce.core.graphs import graph
+    >>> swarm = parse_rotation(graph("complete:4"), "rotating,order=2--0")
+    >>> [swarm.aggregator(round, np.ones(4, dtype=bool)) for round in range(3)]
+    [2, 0, 2]
+    >>> swarm.at(1, 0).weights.toarray()[0].tolist(), swarm.at(1, 1).weights.toarray()[3].tolist()
+    ([0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0])
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from sottovoce.core.graphs import Graph
+from sottovoce.core.mixing import Mixing
+from sottovoce.errors import InputError
+
+ROTATING = "rotating"
+"""The kind of weights."""
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Who aggregates, in this order round after round, or drawn from them by a public `coin`; `shares` weigh nodes."""
+
+    order: tuple[int, ...]
+    shares: tuple[float, ...]
+    coin: int | None = None
+    least: int = 1
+
+    def at(self, round: int, step: int, present_N: NDArray[np.bool_] | None = None) -> Mixing:
+        """The mixing of a step. Equal ones are one object, so that rounds that are alike are traced once."""
+        there = np.ones(len(self.shares), dtype=bool) if present_N is None else present_N
+        return _mixing(self.shares, self.aggregator(round, there), step % 2, there.tobytes())
+
+    def aggregator(self, round: int, present_N: NDArray[np.bool_]) -> int | None:
+        """Who aggregates: the next of the order who is present. None where the round is left out."""
+        if self.coin is None:
+            first = round % len(self.order)
+            turns = np.array(self.order[first:] + self.order[:first])
+        else:
+            turns = np.random.default_rng([self.coin, round]).permutation(self.order)
+        there = turns[present_N[turns]]
+        return int(there[0]) if there.size and present_N.sum() >= self.least else None
+
+
+@lru_cache(maxsize=1024)
+def _mixing(shares: tuple[float, ...], aggregator: int | None, step: int, present: bytes) -> Mixing:
+    n, there_N = len(shares), np.frombuffer(present, dtype=bool).copy()
+    if aggregator is None:
+        return Mixing(sparse.eye_array(n), np.zeros(n, dtype=bool))
+    if step:
+        return Mixing(sparse.csr_array((np.ones(n), (np.arange(n), np.full(n, aggregator))), shape=(n, n)))
+    rows = sparse.lil_array(sparse.eye_array(n))
+    counted_N = np.where(there_N, shares, 0.0)
+    rows[[aggregator]] = counted_N / counted_N.sum()
+    return Mixing(rows.tocsr(), None if there_N.all() else there_N)
+
+
+def parse_rotation(source: Graph, kind: str) -> Rotation:
+    """`rotating`: in turn. `,order=2--0--1` names who aggregates, `,order=coin:SEED` draws them in public.
+
+    `,least=3`: fewer nodes leave a round out. `,shares=17:24:126`: weights of nodes in the mean.
+    """
+    given = dict(part.partition("=")[::2] for part in kind.split(",")[1:])
+    unknown = next((name for name in given if name not in ("order", "least", "shares")), None)
+    if unknown is not None:
+        raise InputError(
+            f"weights {kind!r}", "after rotating come order, least or shares", "write rotating,order=coin:7,least=3"
+        )
+    try:
+        named = given.get("order")
+        coin = int(named.removeprefix("coin:")) if named and named.startswith("coin:") else None
+        everybody = named is None or coin is not None
+        order = tuple(range(source.n)) if everybody else tuple(_number(source, one) for one in str(named).split("--"))
+        least = int(given.get("least", "1"))
+        shares = tuple(float(one) for one in given["shares"].split(":")) if "shares" in given else (1.0,) * source.n
+    except ValueError:
+        order, shares, coin, least = (), (), None, 0
+    if (
+        not order
+        or not all(0 <= one < source.n for one in order)
+        or (coin or 0) < 0
+        or not 1 <= least <= source.n
+        or len(shares) != source.n
+        or not all(0 < share < 1e300 for share in shares)
+    ):
+        raise InputError(
+            f"weights {kind!r}",
+            f"order is nodes of {source.name} or coin:SEED, least is from 1 to {source.n}, shares are {source.n} "
+            "positive numbers",
+            "write rotating,order=2--0--1, for example",
+        )
+    _check_reach(source, order)
+    return Rotation(order, shares, coin, least)
+
+
+def _number(source: Graph, node: str) -> int:
+    return source.names.index(node) if source.names is not None and node in source.names else int(node)
+
+
+def _check_reach(source: Graph, order: tuple[int, ...]) -> None:
+    """Refuse an aggregator that does not hear all others, or is not heard by them."""
+    heard_N, hearing_N = (np.diff(edges.indptr) for edges in (source.adjacency.tocsc(), source.adjacency.tocsr()))
+    for one in order:
+        if min(heard_N[one], hearing_N[one]) < source.n - 1:
+            raise InputError(
+                f"node {one} of {source.name} as aggregator",
+                "an aggregator exchanges messages with all others",
+                f"use complete:{source.n}, or name the hub of a star: --weights rotating,order=0",
+            )
