@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sottovoce.core.algorithm import Algorithm, Weighted
 from sottovoce.core.arrays import Precision, Reals
@@ -134,6 +135,8 @@ def why_all_are_needed(algorithm: Algorithm, mixing: Mixing) -> str | None:
     'the noise on single messages cancels only over all of them'
     >>> why_all_are_needed(algorithm("dp-d-sgd", sigma=1.0), ring)
     """
+    if algorithm.requires == "one aggregator":
+        return "all go on from one mean, and who does not have it would take its gradients elsewhere"
     if not isinstance(algorithm.compression, Identity):
         return "compressed messages are differences, which receivers add up"
     if algorithm.noise.edge(mixing):
@@ -155,15 +158,9 @@ def link_rules(
     message_range: tuple[float, float] = ANY,
 ) -> LinkRules:
     """The rules of one member's links. `message_range` is how small and how large a value may be."""
-    if not topology.static:
-        raise InputError(
-            f"a federation on {topology.name}",
-            "its members must have the same neighbours in every round",
-            "use a fixed graph",
-        )
     if algorithm.secure_sum:
         check_sums(algorithm, topology)
-    sender, receiver, _ = topology.at(0).edges
+    sender, receiver = _edges(algorithm, topology, rounds)
     others = sender != receiver
     return LinkRules(
         agreement,
@@ -174,6 +171,20 @@ def link_rules(
         algorithm.gossip_steps,
         _payload_rule(algorithm, topology, dimension, precision, message_range),
     )
+
+
+def _edges(algorithm: Algorithm, topology: Topology, rounds: int) -> NDArray[np.intp]:
+    """Senders and receivers of all rounds: they are the same in each, unless an aggregator rotates."""
+    if topology.static:
+        return np.array(topology.at(0).edges[:2])
+    if algorithm.requires != "one aggregator":
+        raise InputError(
+            f"a federation on {topology.name}",
+            "its members must have the same neighbours in every round",
+            "use a fixed graph",
+        )
+    steps = (topology.at(round, step) for round in range(rounds) for step in range(algorithm.gossip_steps))
+    return np.unique(np.concatenate([np.array(mixing.edges[:2]) for mixing in steps], axis=1), axis=1)
 
 
 def _payload_rule(

@@ -45,7 +45,7 @@ SETTINGS = {
     "decor": {"sigma": 1.0, "sigma_pair": 2.0}, "d-psgd": {}, "muffliato-sgd": {"sigma": 1.0, "gossip_steps": 2},
     "mf-d-sgd": {"sigma": 1.0, "correlation": "C.npz"},
 }  # fmt: skip
-ONE_SUM = ("dp-fedavg", "secure-average")
+ALL_MEET = ("dp-fedavg", "secure-average", "swarm")
 COMPRESSED = {f"dp-csgp {spec}": {"sigma": 1.0, "compression": spec} for spec in ("rand:0.5", "gsgd:8", "top:0.2")}
 
 
@@ -55,8 +55,8 @@ def document(name, where, **sections):
     settings = COMPRESSED.get(name) or SETTINGS.get(name) or ({} if name == "d-psgd" else {"sigma": 1.0})
     if settings.get("correlation"):
         settings = {**settings, "correlation": str(CORRELATION)}
-    net = {"graph": "complete:6"} if word in ONE_SUM else PLACES[where]
-    if where == "directed" and word not in ("dp-csgp", *ONE_SUM):
+    net = {"graph": "complete:6"} if word in ALL_MEET else PLACES[where]
+    if where == "directed" and word not in ("dp-csgp", *ALL_MEET):
         net = {**net, "weights": "uniform"}
     return {
         "name": "try", "noise_key": 16 * "5a", "data": {"rows": 12}, "topology": net,

@@ -142,6 +142,10 @@ RUNS: dict[str, Document] = {
     },
     "secure-average": {"algorithm": _algorithm("secure-average", sigma=1.5), "topology": {"graph": "complete:5"}},
     "secure-gossip": {"algorithm": _algorithm("secure-gossip", sigma=1.5)},
+    "swarm": {
+        "algorithm": _algorithm("swarm", sigma=1.5), "topology": {"graph": "complete:5"},
+        "privacy": {"attackers": "all"},
+    },
     "rss-nb": {"algorithm": _algorithm("rss-nb", sigma=1.5), "record": ALL_MESSAGES},
     "rss-lb": {"algorithm": _algorithm("rss-lb", sigma=1.5), "topology": RANDOM},
 }  # fmt: skip
@@ -224,6 +228,7 @@ PLAIN = {
     "dp-fedavg": "complete:5",
     "secure-average": "complete:5",
     "secure-gossip": "ring:6",
+    "swarm": "complete:5",
     "rss-nb": "ring:6",
     "rss-lb": "ring:6",
 }

@@ -105,7 +105,7 @@ def combinations() -> Iterator[object]:
     for number, example in enumerate(TRAINED):
         built = algorithm(example.name, **example.settings)
         some = GRAPHS[:2] if built.secure_sum else GRAPHS  # sums take two neighbours and more
-        for place in GRAPHS[1:2] if built.requires == "complete average" else some:
+        for place in GRAPHS[1:2] if built.requires in ("complete average", "one aggregator") else some:
             for turn, (view, seen) in enumerate(ASKED):
                 often = (number + GRAPHS.index(place) + turn) % len(ASKED) == 0
                 marks = () if often else pytest.mark.slow
