@@ -147,12 +147,12 @@ def _read_plan(file: Path, settings: list[str], only: str | None, out: Path) -> 
     """Read a file; what cannot be carried out is refused before any work."""
     from sottovoce.attacks.registry import check_attacks
     from sottovoce.run.layout import with_key_from_file
+    from sottovoce.run.protocol import with_overrides
     from sottovoce.run.sweep import expand_sweep
-    from sottovoce.support.config import apply_overrides
     from sottovoce.support.files import check_folder
 
     check_folder(out)
-    document = with_key_from_file(apply_overrides(_run_settings(file), settings), file.parent)
+    document = with_key_from_file(with_overrides(_run_settings(file), settings), file.parent)
     runs = expand_sweep(document, str(file))
     attacks = check_attacks(document, runs)
     if only is not None and not any(only in run.experiment.name for run in runs):
@@ -379,7 +379,7 @@ def _facts(run: "RunDocuments") -> Table:
         **baseline_rows(run.baselines),
         "sent": f"{last['messages']:,} messages, {size_text(last['bytes'])}{_between(last)}",
         "noise": noise_text(run.privacy),
-        "epsilon": _epsilon(headline, result["adjacency"], result["delta"]),
+        "epsilon": _epsilon(run.privacy),
         **({"it holds": str(run.privacy.covers)} if run.privacy.covers is not None else {}),
         **_limits(headline, settings),
         **({"single nodes": run.privacy.attackers} if _is_sampled(run) else {}),
@@ -425,13 +425,16 @@ def _between(last: "Document") -> str:
     return f", {size_text(last['wire_bytes'])} between processes" if "wire_bytes" in last else ""
 
 
-def _epsilon(headline: "PrivacyFigure", adjacency: str, delta: float) -> str:
+def _epsilon(privacy: "PrivacyDocument") -> str:
+    headline = privacy.headline
     if headline.proves_nothing:
         return "inf: nothing is proven, see privacy.json"
-    what = "a node's data" if adjacency == "user" else "one record"
+    if privacy.is_silent:
+        return "inf: without noise nothing limits what messages tell about the data"
+    what = "a node's data" if privacy.adjacency == "user" else "one record"
     change = "replaced" if headline.change == "replace" else "made to count as nothing"
     epsilon = round_up(headline.epsilon)
-    return f"{epsilon} at delta {delta:g}, {headline.view} as adversary, {what} {change}, {headline.kind}"
+    return f"{epsilon} at delta {privacy.delta:g}, {headline.view} as adversary, {what} {change}, {headline.kind}"
 
 
 def _table(rows: "list[SweepRow]") -> Table:

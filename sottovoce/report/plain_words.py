@@ -89,7 +89,7 @@ def _what_was_done(run: RunDocuments, who: Parties) -> list[str]:
     sizes = sorted(_records(run, who.names).values())
     held = f" Each has {_between(sizes)} records." if sizes else ""
     thing = who.noun if privacy.adjacency == "user" else "record"
-    noise = ", without noise." if privacy.sigma is None else NOISE.format(thing=thing)
+    noise = ", without noise." if privacy.is_silent else NOISE.format(thing=thing)
     together = "" if who.n == 1 else " together"
     model = f"{settings.model.name}){together}{_on_data(run)}"
     trained = f"trained one model ({model}, in {privacy.rounds} rounds.{held}"

@@ -109,7 +109,7 @@ def noise_text(privacy: PrivacyDocument) -> str:
     Opacus divides by the clipping bound: replacing a record moves a sum of clipped gradients by twice the bound.
     """
     sigma = privacy.sigma
-    if sigma is None:
+    if privacy.is_silent or sigma is None:
         return "none"
     least, most = _ends(sigma)
     whose = "each node's own sensitivity," if isinstance(privacy.sensitivity, list) else "the sensitivity of"

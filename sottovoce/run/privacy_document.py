@@ -173,6 +173,12 @@ class PrivacyDocument:
         """That of the node which a change of data moves most; infinite without clipping."""
         return max(self.sensitivity) if isinstance(self.sensitivity, list) else self.sensitivity
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether no noise is added at all. Where neighbours share secrets, those are noise besides."""
+        sigma = self.sigma if isinstance(self.sigma, list) else [self.sigma]
+        return sigma == [None] or (not any(sigma) and has_independent_noise(self.algorithm))
+
     def noise_of(self, node: int) -> float | None:
         """The standard deviation of what a node adds, where its noise is its own: sigma times its own sensitivity."""
         sigma = self.sigma[node] if isinstance(self.sigma, list) else self.sigma

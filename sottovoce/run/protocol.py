@@ -18,7 +18,51 @@ from sottovoce.core.participation import Participation
 from sottovoce.core.topologies import Topology, dropout, fresh_erdos_renyi, random_edges, weigh, weights_for
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import folder_of
-from sottovoce.support.config import Experiment, TopologySettings
+from sottovoce.support.config import (
+    AlgorithmChoice,
+    Document,
+    Experiment,
+    TopologySettings,
+    apply_overrides,
+    merge,
+    parse_experiment,
+)
+
+NO_TARGET = "none"
+"""What settings give as `privacy.epsilon` to take back a target, and with it all noise that it was to decide."""
+
+
+def parse_run(document: Document, where: str = "") -> Experiment:
+    """The settings of one run. Without a target, noise that nothing else decides has size 0.
+
+    >>> settings = {"name": "try", "topology": {"graph": "ring:8"}, "training": {"rounds": 20}}
+    >>> parse_run({**settings, "privacy": {"epsilon": "none"}}).algorithm.settings
+    {'sigma': 0.0}
+    """
+    privacy = document.get("privacy")
+    if not isinstance(privacy, dict) or privacy.get("epsilon") != NO_TARGET:
+        return parse_experiment(document, where)
+    found = parse_experiment(merge(document, {"privacy": {"epsilon": None}}), where)
+    spec, given = chosen_spec(found), found.algorithm.settings
+    noise = spec.noise_setting(given)
+    if noise is None or noise in given:
+        return found
+    silent = AlgorithmChoice(name=found.algorithm.name, **{**spec.shared_noise(0.0), noise: 0.0} | given)
+    return found.model_copy(update={"algorithm": silent})
+
+
+def with_overrides(document: Document, overrides: list[str]) -> Document:
+    """Settings of a file with those of `--set`, where an algorithm without noise takes the place of a file's target.
+
+    >>> with_overrides({"privacy": {"epsilon": 4.0}}, ["algorithm.name=d-psgd"])["privacy"]
+    {'epsilon': 'none'}
+    """
+    changed, own = apply_overrides(document, overrides), apply_overrides({}, overrides)
+    name = own.get("algorithm", {}).get("name")
+    has_target = "epsilon" in changed.get("privacy", {}) and "epsilon" not in own.get("privacy", {})
+    if not isinstance(name, str) or not has_target or algorithm_spec(name).noise_setting() is not None:
+        return changed
+    return merge(changed, {"privacy": {"epsilon": NO_TARGET}})
 
 
 def check_algorithm(experiment: Experiment) -> None:
@@ -76,11 +120,15 @@ def _check_noise(experiment: Experiment) -> None:
             raise InputError(
                 f"privacy.epsilon with {spec.name}",
                 "it has no noise to choose",
-                "leave it out, or use dp-d-sgd, for example",
+                f'write privacy.epsilon = "{NO_TARGET}", or use dp-d-sgd, for example',
             )
     elif (epsilon is None) == (noise not in given):
         found = f"neither algorithm.{noise} nor" if noise not in given else f"both algorithm.{noise} and"
-        raise InputError(f"{found} privacy.epsilon", "exactly one of them decides the noise", "give exactly one")
+        raise InputError(
+            f"{found} privacy.epsilon",
+            "exactly one of them decides the noise",
+            f'give one, or privacy.epsilon = "{NO_TARGET}" for none',
+        )
 
 
 def topology_of(experiment: Experiment, folder: Path | None, recorded: Graph | None = None) -> Topology:

@@ -30,8 +30,9 @@ import numpy as np
 
 from sottovoce.errors import Diverged, InputError
 from sottovoce.run.layout import RunFiles
+from sottovoce.run.protocol import parse_run
 from sottovoce.run.run_documents import LESS_IS_BETTER, final_mean, metric_of
-from sottovoce.support.config import Document, Experiment, check_document, merge, parse_experiment, set_key
+from sottovoce.support.config import Document, Experiment, check_document, merge, set_key
 from sottovoce.support.progress import Progress
 from sottovoce.support.threads import WORKERS
 from sottovoce.support.worker_processes import map_in_processes
@@ -61,7 +62,7 @@ def expand_sweep(document: Document, where: str = "") -> list[SweepRun]:
     check_document(document, where)
     base = {key: value for key, value in document.items() if key not in VARYING}
     if len(base) == len(document):
-        return [SweepRun(parse_experiment(base, where), "")]
+        return [SweepRun(parse_run(base, where), "")]
     seeds = document.get("seeds", [document.get("seed", 0)])
     if not isinstance(seeds, list) or not seeds or not all(isinstance(seed, int) for seed in seeds):
         raise InputError(f"seeds = {seeds}", "it must be a list of whole numbers", "write seeds = [0, 1, 2]")
@@ -124,7 +125,7 @@ def _sweep_run(base: Document, variant: Document, values: Point, tuned: Point, s
     words = [str(variant["name"]), *(f"{last_word(key)}={value}" for key, value in (*values, *tuned)), f"seed={seed}"]
     label = ",".join(re.sub(r"[^A-Za-z0-9._=+-]", "-", word) for word in words if word)
     settings = {**settings, "seed": seed, "name": f"{base.get('name', '')}/{label}"}
-    return SweepRun(parse_experiment(settings, where), str(variant["name"]), values, tuned)
+    return SweepRun(parse_run(settings, where), str(variant["name"]), values, tuned)
 
 
 def last_word(key: str) -> str:

@@ -29,6 +29,9 @@ variants = [{{name = "plain", algorithm.sigma = 0.0}}, {{name = "noisy"}}]
 )
 
 
+TARGET = SMALL.replace("sigma = 1.0\n", "").replace("[privacy]", "[privacy]\nepsilon = 1.0")
+
+
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -58,6 +61,28 @@ def test_a_run_prints_and_a_second_one_only_reads(sotto, here, monkeypatch):
     assert document == stored
     assert document["headline"] == json.loads((here / "runs" / "try" / "privacy.json").read_text())["headline"]
     assert document["metrics"]["round"] == 3
+
+
+@pytest.mark.parametrize("changes", ["privacy.epsilon=none", "algorithm.name=d-psgd"])
+def test_a_target_can_be_taken_back_to_train_without_noise(sotto, here, changes):
+    (here / "target.toml").write_text(TARGET)
+    code, out, err = sotto(f"run target.toml --set {changes} --json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["headline"]["epsilon"] == "inf"
+    assert not json.loads(out)["sigma"]
+    settings = json.loads((here / "runs" / "try" / "config.json").read_text())
+    assert settings["privacy"]["epsilon"] is None
+    shown = dict(line.split("  ", 1) for line in sotto("run target.toml --set " + changes)[1].splitlines())
+    assert shown["noise"].strip() == "none"
+    assert shown["epsilon"].strip().startswith("inf")
+    assert sotto("run runs/try/config.json")[0] == 0
+
+
+def test_only_a_target_of_the_file_gives_way_to_an_algorithm_without_noise(sotto, here):
+    (here / "target.toml").write_text(TARGET)
+    assert sotto("run target.toml --set algorithm.name=d-psgd --set privacy.epsilon=2.0")[0] == 2
+    assert sotto("run target.toml --set algorithm.sigma=1.0")[0] == 2
+    assert sotto("run target.toml --set algorithm.sigma=1.0 --set privacy.epsilon=none")[0] == 0
 
 
 def test_a_run_that_is_stopped_says_what_is_saved_and_goes_on(sotto, here, monkeypatch):
