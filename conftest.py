@@ -11,7 +11,7 @@ from _pytest.doctest import DoctestItem
 @pytest.fixture
 def repeatable_keys(monkeypatch):
     """Keys that runs make for themselves are the same in every test: what pages print was printed with them."""
-    from sottovoce.core.noise_key import NoiseKey  # loads numpy, whose threads tests/conftest.py limits first
+    from sottovoce.core.random_streams import NoiseKey  # loads numpy, whose threads tests/conftest.py limits first
 
     numbers = count(1)
     monkeypatch.setattr(NoiseKey, "fresh", classmethod(lambda cls: cls.of_seed(next(numbers))))

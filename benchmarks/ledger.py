@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.loop import settings
-from sottovoce.core.adjacency import Adjacency
+from sottovoce.core.participation import Adjacency
 from sottovoce.federation.journal import Journal
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.lineages import PlannedRun, Stage

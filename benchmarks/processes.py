@@ -25,8 +25,8 @@ from benchmarks.loop import peak_gigabytes, settings
 from sottovoce import Topology, algorithm, metropolis, weigh
 from sottovoce.distributed.communication import Communicator, PendingExchange
 from sottovoce.distributed.launch import LOOPBACK, MEETING
-from sottovoce.distributed.placement import place_nodes
 from sottovoce.distributed.ranks import join_ranks
+from sottovoce.distributed.sharded_rows import place_nodes
 from sottovoce.learning.datasets import load
 from sottovoce.learning.models import model
 from sottovoce.learning.partitioning import partition

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.loop import settings
 from benchmarks.members import prepare
 from sottovoce import NoiseKey, algorithm, uniform
-from sottovoce.core.discrete_gaussians import draw_discrete_gaussians
+from sottovoce.core.exact_gaussians import draw_discrete_gaussians
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.integer_sums import sum_grid
 from sottovoce.core.pair_masks import PairMasks, pair_key

@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.datasets import load_breast_cancer
 
 from sottovoce import algorithm, from_arrays, metropolis, model, partition, simulate, task
-from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.privacy.calibration import calibrate
 
 HELD = (17, 22, 30, 41, 55, 70, 94, 126)

@@ -21,15 +21,14 @@ if TYPE_CHECKING:
     from sottovoce.attacks.threshold import threshold as threshold
     from sottovoce.auditing.lower_bound import Audit, audit_guesses, audit_one_run, audit_scores
     from sottovoce.auditing.mechanism import audit
-    from sottovoce.core.algorithm import Algorithm
+    from sottovoce.core.algorithm import Algorithm, Gossip
     from sottovoce.core.arrays import Rows
     from sottovoce.core.compression import parse_compression
-    from sottovoce.core.gossip import Gossip
     from sottovoce.core.graphs import Graph, graph
     from sottovoce.core.loop import iterate_rounds, train
     from sottovoce.core.mixing import Mixing
     from sottovoce.core.noise import Independent
-    from sottovoce.core.noise_key import NoiseKey
+    from sottovoce.core.random_streams import NoiseKey
     from sottovoce.core.secret_source import SecretSource
     from sottovoce.core.topologies import (
         Changing,
@@ -113,10 +112,12 @@ _MODULE_OF = {
         "RecordingSettings",
         "parse_experiment",
     ),
-    "core.algorithm": ("Algorithm",),
+    "core.algorithm": (
+        "Algorithm",
+        "Gossip",
+    ),
     "core.arrays": ("Rows",),
     "core.compression": ("parse_compression",),
-    "core.gossip": ("Gossip",),
     "core.graphs": (
         "Graph",
         "graph",
@@ -127,7 +128,7 @@ _MODULE_OF = {
     ),
     "core.mixing": ("Mixing",),
     "core.noise": ("Independent",),
-    "core.noise_key": ("NoiseKey",),
+    "core.random_streams": ("NoiseKey",),
     "support.own_code": ("code_from",),
     "core.secret_source": ("SecretSource",),
     "core.topologies": (
@@ -305,6 +306,6 @@ def _exported(module: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     except ModuleNotFoundError as error:
-        from sottovoce.support.extras import without_learning
+        from sottovoce.errors import without_learning
 
         raise without_learning(error) or error from None

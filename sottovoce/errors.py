@@ -11,7 +11,7 @@
 An audit that refutes a claim ends with exit code 4, which is no error.
 
 Every message is one line and says what was found, which rule it breaks and what to do. `file_error` says which of them
-an error of the operating system about a file is.
+an error of the operating system about a file is; `require_extra` refuses to go on without a package.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from importlib.util import find_spec
 
 
 class SottovoceError(Exception):
@@ -75,6 +76,9 @@ class Uncertified(Unaccountable):
         return type(self), (self.found, self.rule, self.remedy)
 
 
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """No room is left on the disk, or the user may not take more of it."""
 
@@ -124,3 +128,37 @@ def file_error(path: str | os.PathLike[str], error: OSError, rule: str, remedy: 
 def shortened(text: str, longest: int = LONGEST_SHOWN) -> str:
     """A text for a message; of a long one its beginning and its end."""
     return text if len(text) <= longest else f"{text[: longest // 2]}...{text[-longest // 2 :]}"
+
+
+# --- packages that only some commands need, and that are installed with an extra --------------------------------------
+
+
+LEARNING = {"torch": "torch", "sklearn": "scikit-learn", "safetensors": "safetensors"}
+"""What the extra `learning` installs: modules, by their packages. They are imported without asking beforehand."""
+
+
+def without_learning(error: BaseException) -> InputError | None:
+    """What to say where an import failed because the extra `learning` is not installed; None of any other failure."""
+    if not isinstance(error, ModuleNotFoundError) or error.name not in LEARNING:
+        return None
+    return _missing(LEARNING[error.name], "learning")
+
+
+def require_extra(extra: str, *packages: str) -> None:
+    """Refuse to go on without the packages of an extra.
+
+    >>> require_extra("peers", "no_such_package")
+    Traceback (most recent call last):
+    ...
+    sottovoce.errors.InputError: no_such_package is not installed; this needs the extra 'peers'; type pip install
+    "sottovoce[peers]"
+    """
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        raise _missing(missing[0], extra)
+
+
+def _missing(package: str, extra: str) -> InputError:
+    return InputError(
+        f"{package} is not installed", f"this needs the extra {extra!r}", f'type pip install "sottovoce[{extra}]"'
+    )

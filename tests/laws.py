@@ -10,7 +10,7 @@ from sottovoce import Coordinate, InputError, Unaccountable, algorithm, iterate_
 from sottovoce.algorithms.registry import algorithm_names, examples
 from sottovoce.core.loop import play_round, start_run
 from sottovoce.core.noise_feed import NoiseFeed
-from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.tracing.tracer import trace
 from tests.cases import DIMENSION, FIXED, PLACES, ROUNDS, Case, Silenced, cases, refused, task
 from tests.selection import rest_slow

@@ -9,7 +9,7 @@ import sottovoce.distributed.ranks
 import sottovoce.federation.joining
 import sottovoce.report.page
 import sottovoce.run.execute
-import sottovoce.support.worker_processes  # noqa: F401
+import sottovoce.support.processes  # noqa: F401
 import tests.distributed.ranked  # noqa: F401
 
 torch.set_num_threads(1)  # a pool of threads would not survive a fork

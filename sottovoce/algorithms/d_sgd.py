@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, StepSettings
+from sottovoce.core.algorithm import Gossip, with_noise
 from sottovoce.core.arrays import Rows
-from sottovoce.core.gossip import Gossip, with_noise
 from sottovoce.core.noise import Independent
 from sottovoce.errors import InputError
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, Role
-from sottovoce.core.gossip import Gossip
+from sottovoce.core.algorithm import Gossip
 from sottovoce.core.noise import CombinedNoise, Independent, Pairwise
 
 

@@ -13,10 +13,9 @@ import numpy as np
 
 from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings
 from sottovoce.core import arrays
-from sottovoce.core.algorithm import Weighted
+from sottovoce.core.algorithm import Gossip, Weighted, with_noise
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, parse_compression
-from sottovoce.core.gossip import Gossip, with_noise
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import Independent
 from sottovoce.core.topologies import Topology

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, Role, SensitivitySettings, StepSettings
-from sottovoce.core.gossip import Gossip
+from sottovoce.core.algorithm import Gossip
 from sottovoce.core.noise import Central
 
 

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, Role
+from sottovoce.core.algorithm import Gossip
 from sottovoce.core.arrays import Rows
 from sottovoce.core.correlation import ClassCorrelation, Correlation, Differences, Triangular
-from sottovoce.core.gossip import Gossip
 from sottovoce.core.noise import Temporal
 from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.core.topologies import Topology

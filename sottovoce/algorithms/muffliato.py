@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
 from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, Role, SensitivitySettings
+from sottovoce.core.algorithm import Gossip, with_noise
 from sottovoce.core.arrays import Rows
-from sottovoce.core.gossip import Gossip, with_noise
 from sottovoce.core.noise import Independent, PerNode
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError

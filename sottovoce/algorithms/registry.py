@@ -25,8 +25,7 @@ from typing import Annotated, Any, TypeAlias, cast
 
 import sottovoce.algorithms
 from sottovoce.algorithms.spec import AlgorithmSettings, AlgorithmSpec, Example, Meaning, NoisyStepSettings, Role
-from sottovoce.core.algorithm import Algorithm
-from sottovoce.core.gossip import Gossip
+from sottovoce.core.algorithm import Algorithm, Gossip
 from sottovoce.core.noise import Independent
 from sottovoce.errors import InputError
 from sottovoce.support.own_code import Offered, code_digest, named_object, offered_names

@@ -13,8 +13,8 @@ import numpy as np
 
 from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, Role
 from sottovoce.core import arrays
+from sottovoce.core.algorithm import Gossip, with_noise
 from sottovoce.core.arrays import Rows
-from sottovoce.core.gossip import Gossip, with_noise
 from sottovoce.core.integer_sums import check_sum_sets
 from sottovoce.core.noise import Independent
 from sottovoce.core.topologies import Topology

@@ -3,7 +3,7 @@
 The settings of an algorithm are a frozen dataclass whose fields say what they mean and which part they play:
 
     >>> from dataclasses import dataclass
-    >>> from sottovoce.core.gossip import Gossip
+    >>> from sottovoce.core.algorithm import Gossip
     >>> from sottovoce.core.noise import Independent
     >>> def build(settings: NoisyStepSettings) -> Gossip:
     ...     return Gossip(name="mine", noise=Independent(settings.sigma), step_size=settings.step_size)

@@ -7,7 +7,7 @@ makes the exact loss of single members and of coalitions a proof for any trainin
 from __future__ import annotations
 
 from sottovoce.algorithms.spec import AlgorithmSpec, Example, NoisyStepSettings
-from sottovoce.core.gossip import Gossip
+from sottovoce.core.algorithm import Gossip
 from sottovoce.core.noise import Independent
 
 

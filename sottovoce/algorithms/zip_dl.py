@@ -18,7 +18,7 @@ from sottovoce.algorithms.spec import (
     SensitivitySettings,
     StepSettings,
 )
-from sottovoce.core.gossip import Gossip
+from sottovoce.core.algorithm import Gossip
 from sottovoce.core.noise import Pairwise, PerNode, ZeroSum
 from sottovoce.errors import InputError
 

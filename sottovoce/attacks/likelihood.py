@@ -42,8 +42,8 @@ from sottovoce.run.finished_run import FinishedRun
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.recording import Messages
 from sottovoce.run.rerun import load_or_compute, open_run_once, record_rerun, with_other_rows
-from sottovoce.support.json_numbers import JSON
 from sottovoce.support.npz import Arrays
+from sottovoce.support.text import JSON
 
 Array = NDArray[np.float64]
 

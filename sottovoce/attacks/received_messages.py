@@ -26,12 +26,11 @@ from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.grid import NoiseOnGrid
 from sottovoce.core.loop import play_round, start_run
-from sottovoce.core.loop_inputs import Gradient, LoopInputs
 from sottovoce.core.noise import FactoredMatrix
 from sottovoce.core.noise_feed import NoiseFeed
-from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.noise_sources import Sources
-from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.random_streams import NoiseKey, RandomSource
+from sottovoce.core.release import Gradient, LoopInputs
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.observation import Observation, known_of
 from sottovoce.privacy.views import View

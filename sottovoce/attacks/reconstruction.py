@@ -27,13 +27,13 @@ from scipy import linalg
 
 from sottovoce.attacks.received_messages import need_messages, receive
 from sottovoce.attacks.registry import AttackOptions
-from sottovoce.core.loop_inputs import Gradient
+from sottovoce.core.release import Gradient
 from sottovoce.core.sensitivity import largest, relative
 from sottovoce.errors import InputError
 from sottovoce.privacy import views
 from sottovoce.privacy.observation import Observation, observe
 from sottovoce.privacy.views import View, parse_view
-from sottovoce.support.json_numbers import to_json
+from sottovoce.support.text import to_json
 from sottovoce.support.threads import one_thread
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.tracer import trace

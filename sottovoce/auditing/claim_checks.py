@@ -33,8 +33,8 @@ from sottovoce.auditing.outside_claims import (
     epsilon_at_least,
     judged,
 )
-from sottovoce.core.adjacency import Adjacency, Change
 from sottovoce.core.final_models import FinalModels
+from sottovoce.core.participation import Adjacency, Change
 from sottovoce.errors import Unaccountable
 from sottovoce.learning.batches import Cycle
 from sottovoce.privacy import views

@@ -49,7 +49,7 @@ from scipy.special import betainc, gammaln, ndtr, ndtri
 
 from sottovoce.attacks.evaluation import check_confidence, lower_limit, upper_limit
 from sottovoce.errors import InputError
-from sottovoce.support.json_numbers import JSON
+from sottovoce.support.text import JSON
 
 Array = NDArray[np.float64]
 

@@ -28,9 +28,9 @@ from scipy import linalg
 from sottovoce.attacks.evaluation import check_confidence
 from sottovoce.attacks.received_messages import MakeFeed, need_messages, receive
 from sottovoce.auditing.lower_bound import Audit, audit_one_run, audit_scores, check_delta
-from sottovoce.core.loop_inputs import Gradient
 from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.participation import Participation, parse_participation
+from sottovoce.core.release import Gradient
 from sottovoce.core.sensitivity import largest, relative
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.exact import routes

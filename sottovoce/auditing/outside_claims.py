@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from sottovoce.auditing.lower_bound import as_json, check_delta, round_down
-from sottovoce.core.adjacency import Change
+from sottovoce.core.participation import Change
 from sottovoce.errors import InputError
 from sottovoce.privacy.gaussian_dp import epsilon_of
 from sottovoce.privacy.rounding import round_up
 from sottovoce.support.config import Document
-from sottovoce.support.json_numbers import to_json
+from sottovoce.support.text import to_json
 
 Array = NDArray[np.float64]
 

@@ -176,8 +176,8 @@ def _answer_for_pairs(
     from sottovoce.privacy.accountant import account
     from sottovoce.privacy.gaussian_dp import epsilon_of
     from sottovoce.privacy.guarantee import Figure, Kind
-    from sottovoce.support.json_numbers import to_json
     from sottovoce.support.limits import check_cost
+    from sottovoce.support.text import to_json
 
     if system.only_gradients:
         raise Unaccountable(f"{system.only_gradients}: single messages have no exact loss; leave out --all-pairs")

@@ -12,8 +12,8 @@ from sottovoce.privacy.views import LISTED
 
 if TYPE_CHECKING:
     from sottovoce.cli.options import Setting
-    from sottovoce.core.adjacency import Adjacency, Change
     from sottovoce.core.noise import PerNode
+    from sottovoce.core.participation import Adjacency, Change
     from sottovoce.privacy.accountant import Account
     from sottovoce.privacy.guarantee import Guarantee, PrivacyFigure
 

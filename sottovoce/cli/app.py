@@ -24,9 +24,8 @@ import typer
 from sottovoce._version import __version__
 from sottovoce.cli.output import close_streams, open_streams, print_line, print_message, verbosity
 from sottovoce.cli.progress import narrated
-from sottovoce.errors import SottovoceError, file_error, shortened
+from sottovoce.errors import SottovoceError, file_error, shortened, without_learning
 from sottovoce.support import processes
-from sottovoce.support.extras import without_learning
 from sottovoce.support.own_code import raised_in_own_code
 from sottovoce.support.processes import Terminated
 from sottovoce.support.threads import begin_with_one_thread

@@ -91,7 +91,7 @@ def audit(
     from sottovoce.auditing.canaries import audit_inputs
     from sottovoce.auditing.claim_checks import RunAudit, attacks_made, audit_gradients, judge
     from sottovoce.auditing.outside_claims import OutsideClaim
-    from sottovoce.core.adjacency import parse_adjacency, parse_change
+    from sottovoce.core.participation import parse_adjacency, parse_change
     from sottovoce.privacy import views
     from sottovoce.report.claim_page import write_claim_page
     from sottovoce.report.page import write_page_of
@@ -196,7 +196,7 @@ def _audit_settings(
     from sottovoce.auditing.lower_bound import round_down
     from sottovoce.auditing.outside_claims import REFUTED, Outcome, OutsideClaim, about_settings
     from sottovoce.report.claim_page import write_claim_page
-    from sottovoce.support.json_numbers import to_json
+    from sottovoce.support.text import to_json
 
     found = mechanism(settings, preset)
     if epsilon is None and delta is not None and found.stated_delta not in (None, delta):

@@ -154,7 +154,7 @@ def _findings(run: "RunDocuments", data: Path | None) -> list[str]:
 
     found = contradictions_in(run)
     if not found:
-        from sottovoce.support.extras import require_extra
+        from sottovoce.errors import require_extra
 
         try:
             require_extra("learning", "torch")

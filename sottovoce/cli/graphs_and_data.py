@@ -16,7 +16,7 @@ from sottovoce.support.limits import size_text
 if TYPE_CHECKING:
     from sottovoce.learning.columns import Column
     from sottovoce.learning.datasets import DatasetListing
-    from sottovoce.support.json_numbers import JSON
+    from sottovoce.support.text import JSON
 
 
 @app.command()
@@ -154,7 +154,7 @@ def split(
 
     Example: sotto data split breast-cancer recipes/hospitals.toml --out tables
     """
-    from sottovoce.support.extras import require_extra
+    from sottovoce.errors import require_extra
 
     require_extra("peers", "cryptography")
     from sottovoce.errors import InputError

@@ -17,7 +17,7 @@ from sottovoce.support.text import table_text
 if TYPE_CHECKING:
     from sottovoce.ledger.lineages import Lineage, RunSpending
     from sottovoce.ledger.spending import Spending
-    from sottovoce.support.json_numbers import JSON
+    from sottovoce.support.text import JSON
 
 COLUMNS = ("lineage", "run", "round", "rounds", "epsilon_spent", "epsilon_planned", "epsilon_of_lineage", "delta")
 
@@ -90,7 +90,7 @@ def show_lineages(lineages: "Sequence[Lineage]", delta: float, file: Path, *, af
 
 def lineage_document(lineage: "Lineage", delta: float) -> "dict[str, JSON]":
     """A lineage as JSON; figures are at the delta of its budget, or at the one that was asked for."""
-    from sottovoce.support.json_numbers import to_json
+    from sottovoce.support.text import to_json
 
     budget = lineage.budget
     at = delta if budget is None else budget.delta
@@ -106,7 +106,7 @@ def lineage_document(lineage: "Lineage", delta: float) -> "dict[str, JSON]":
 
 def _run_document(run: "RunSpending", delta: float) -> "dict[str, JSON]":
     from sottovoce.privacy.composition import compose, loss_document
-    from sottovoce.support.json_numbers import to_json
+    from sottovoce.support.text import to_json
 
     planned = run.planned
     return {

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sottovoce.learning.declared_records import DeclaredRecords
     from sottovoce.privacy.amplification import SampledNodes
     from sottovoce.privacy.views import View
-    from sottovoce.support.json_numbers import JSON
+    from sottovoce.support.text import JSON
     from sottovoce.tracing.linear_system import LinearSystem
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from sottovoce.federation.rehearsal import MemberProgress
     from sottovoce.learning.tables import Table as MemberRows
     from sottovoce.support.config import Document
-    from sottovoce.support.json_numbers import JSON
+    from sottovoce.support.text import JSON
 
 peer = typer.Typer(
     help="Take part in a federation: one process for each member, with its own data. Example: sotto peer init --help",
@@ -322,7 +322,7 @@ def _resuming_line(agreement: Path, given: Mapping[str, object]) -> str:
 def _result_table(result: "Document", alone: Mapping[str, str]) -> Table:
     from sottovoce.report.wording import heard_text, sums_text
     from sottovoce.run.run_documents import metric_of
-    from sottovoce.support.json_numbers import from_json
+    from sottovoce.support.text import from_json
 
     last, headline = result["metrics"], result["headline"]
     metric = metric_of(last)
@@ -386,7 +386,7 @@ def _checks_document(agreement: "Agreement", checks: "Checks") -> "dict[str, JSO
 
 def require_peers() -> None:
     """Refuse to go on without the packages that members need."""
-    from sottovoce.support.extras import require_extra
+    from sottovoce.errors import require_extra
 
     require_extra("peers", "cryptography", "grpc")
 
@@ -473,7 +473,7 @@ def _now(found: "MemberStatus") -> "Iterator[str]":
 
 
 def _status_document(found: "MemberStatus") -> "dict[str, JSON]":
-    from sottovoce.support.json_numbers import to_json
+    from sottovoce.support.text import to_json
 
     runs: list[JSON] = [
         {
@@ -502,7 +502,7 @@ def rehearse(
     Example: sotto peer rehearse agreement.toml --data tables
     """
     require_peers()
-    from sottovoce.support.json_numbers import to_json
+    from sottovoce.support.text import to_json
 
     with _shown_progress() as tell:
         from sottovoce.federation.rehearsal import rehearse as rehearse_members

@@ -29,7 +29,7 @@ from sottovoce.cli.options import (
 )
 from sottovoce.cli.output import answer, picked, print_line, print_note, verbosity
 from sottovoce.cli.progress import activity, progress_kept
-from sottovoce.core.adjacency import Adjacency, parse_adjacency
+from sottovoce.core.participation import Adjacency, parse_adjacency
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import sigma_text
 from sottovoce.support.own_code import code_from

@@ -29,8 +29,8 @@ from sottovoce.core.arrays import given_array
 from sottovoce.core.graph_files import parse_edges, read_edge_list, read_listed_graph
 from sottovoce.errors import InputError
 from sottovoce.support.limits import Cost, check_cost
-from sottovoce.support.notebook_html import html_table
 from sottovoce.support.progress import report_stage
+from sottovoce.support.text import html_table
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -39,11 +39,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from sottovoce.core.algorithm import Algorithm, leaves, sums_over_all
+from sottovoce.core.algorithm import Algorithm, Gossip, leaves, sums_over_all
 from sottovoce.core.arrays import Plain, Reals, numpy_dtype, to_numpy
 from sottovoce.core.compression import Identity
 from sottovoce.core.correlation import Correlation, of_node
-from sottovoce.core.gossip import Gossip
 from sottovoce.core.mixing import TOLERANCE, Mixing
 from sottovoce.core.noise import FactoredMatrix, Noise, NoiseTerm, PerNode, ZeroSum
 from sottovoce.core.noise_sources import Sources

@@ -32,7 +32,7 @@ from scipy import sparse
 
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.arrays import Reals
-from sottovoce.core.discrete_gaussians import LARGEST_SIGMA
+from sottovoce.core.exact_gaussians import LARGEST_SIGMA
 from sottovoce.core.grid import NoiseOnGrid, power_of_two_below
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import NoiseTerm

@@ -29,12 +29,10 @@ from sottovoce.core import arrays
 from sottovoce.core.algorithm import Algorithm, Message, State, Weighted
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
-from sottovoce.core.loop_inputs import Gradient, LoopInputs
 from sottovoce.core.messages import UNWATCHED, LoopState, PlayedRound, PlayedStep, RoundWatch, value_of
 from sottovoce.core.mixing import Mixing
-from sottovoce.core.noise_key import NoiseKey
-from sottovoce.core.random_streams import RandomSource
-from sottovoce.core.release import GossipStep, check_release, release_of
+from sottovoce.core.random_streams import NoiseKey, RandomSource
+from sottovoce.core.release import GossipStep, Gradient, LoopInputs, check_release, release_of
 from sottovoce.core.sensitivity import check_nodes
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Transport, mixed_weight

@@ -15,9 +15,8 @@ from sottovoce.core.algorithm import Algorithm, Message, State, Weighted
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.integer_sums import BITS
-from sottovoce.core.loop_inputs import LoopInputs
 from sottovoce.core.mixing import Mixing
-from sottovoce.core.release import GossipStep
+from sottovoce.core.release import GossipStep, LoopInputs
 from sottovoce.core.transport import Nodes, Transport
 
 

@@ -17,15 +17,13 @@ from sottovoce.core import arrays
 from sottovoce.core.arrays import Precision, Reals, Rows
 from sottovoce.core.compression import Compression
 from sottovoce.core.correlation import Correlation, for_sources, groups_of
-from sottovoce.core.discrete_gaussians import draw_discrete_gaussians
-from sottovoce.core.exact_gaussians import fine_, guess_
+from sottovoce.core.exact_gaussians import draw_discrete_gaussians, fine_, guess_
 from sottovoce.core.grid import NoiseOnGrid
 from sottovoce.core.integer_sums import Integers, encoded, whole_sizes
-from sottovoce.core.loop_inputs import Gradient
 from sottovoce.core.noise import FactoredMatrix
-from sottovoce.core.noise_key import public_stream
 from sottovoce.core.noise_sources import Fill, Sources
-from sottovoce.core.random_streams import RandomSource, StreamName
+from sottovoce.core.random_streams import RandomSource, StreamName, public_stream
+from sottovoce.core.release import Gradient
 from sottovoce.core.rounded_sum import (
     FINE,
     GUESSES,

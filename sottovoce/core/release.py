@@ -10,8 +10,9 @@ none of them. A release says what enters the local step of a round, and how the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +21,56 @@ from scipy import sparse
 from sottovoce.core import arrays
 from sottovoce.core.algorithm import Algorithm, sums_over_all, sums_over_neighbours
 from sottovoce.core.arrays import Rows
-from sottovoce.core.compression import Identity
-from sottovoce.core.grid import MessageGrid, check_models, message_grid, noise_on_grid, why_not_exact
+from sottovoce.core.compression import Compression, Identity
+from sottovoce.core.correlation import Correlation
+from sottovoce.core.grid import MessageGrid, NoiseOnGrid, check_models, message_grid, noise_on_grid, why_not_exact
 from sottovoce.core.integer_sums import IntegerSums, model_grid, sum_grid
-from sottovoce.core.loop_inputs import LoopInputs
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import FactoredMatrix, NoiseTerm
+from sottovoce.core.noise_sources import Sources
 from sottovoce.core.sensitivity import in_units_of_largest, largest
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
+
+
+class LoopInputs(Protocol):
+    """What the round loop asks for: gradients, noise and compressed rows, for all nodes whose rows go through it.
+
+    The loop does not know what flows through it. Whoever answers with numbers trains; whoever answers with basis rows
+    traces.
+    """
+
+    def gradient(self, round: int, point: Rows) -> Rows:
+        """The gradient of round `round`, taken at `point`."""
+
+    def noise(self, sources: Sources, matrix: FactoredMatrix, round: int, step: int) -> Rows:
+        """`matrix @ Z` for the sources of this step."""
+
+    def correlated(self, correlation: Correlation, sources: Sources, matrix: FactoredMatrix, round: int) -> Rows:
+        """`matrix @ (C^-1 Z)_round`."""
+
+    def released(self, values: Rows, noise: NoiseOnGrid, round: int) -> Rows:
+        """Values plus noise as multiples of a step: rounded as if both were real numbers, or whole steps in float64."""
+
+    def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> Rows:
+        """Every row compressed, with the random stream of its node."""
+
+
+class RunInputs(LoopInputs, Protocol):
+    """The inputs of a whole run."""
+
+    def knows_noise_before(self, round: int) -> bool:
+        """Whether noise that is correlated over rounds can go on in this round."""
+
+    def finish(self, round: int) -> None:
+        """The round is over, and its noise will not be asked for again."""
+
+
+Gradient: TypeAlias = Callable[[int, Any], Rows]
+"""`gradient(round, points)`: every node's gradient at its own point, one row per node, clipped to the sensitivity.
+
+It must not change `points`. What it is given and returns are plain arrays, numpy or torch as the starting point is.
+"""
 
 
 class Entering(NamedTuple):

@@ -20,11 +20,10 @@ from sottovoce.core import arrays
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression
 from sottovoce.core.grid import MessageGrid, sums_of_shares
-from sottovoce.core.loop_inputs import Gradient, LoopInputs, RunInputs
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.random_streams import RandomSource
-from sottovoce.core.release import GossipStep
+from sottovoce.core.release import GossipStep, Gradient, LoopInputs, RunInputs
 
 Nodes: TypeAlias = NDArray[np.intp]
 """Numbers of nodes."""

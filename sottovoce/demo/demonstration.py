@@ -26,9 +26,9 @@ from sottovoce.run.protocol import topology_of
 from sottovoce.run.sweep import FinishedSweepRun, SweepRun, expand_sweep, run_experiments
 from sottovoce.support.config import Document, apply_overrides, read_settings_file
 from sottovoce.support.files import check_folder
-from sottovoce.support.json_numbers import to_json
+from sottovoce.support.processes import map_in_processes
+from sottovoce.support.text import to_json
 from sottovoce.support.threads import WORKERS
-from sottovoce.support.worker_processes import map_in_processes
 
 RECIPE = Path(__file__).with_name("demo.toml")
 

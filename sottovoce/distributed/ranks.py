@@ -25,7 +25,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from sottovoce.core import arrays
 from sottovoce.core.integer_sums import ModelGrid, SumGrid, encoded
-from sottovoce.core.noise_key import public_seed
+from sottovoce.core.random_streams import public_seed
 from sottovoce.core.release import GossipStep
 from sottovoce.core.topologies import Topology
 from sottovoce.distributed.communication import (
@@ -39,9 +39,8 @@ from sottovoce.distributed.communication import (
 )
 from sottovoce.distributed.coordinator import Coordinator
 from sottovoce.distributed.launch import Place, leave_with_launcher, place_among_ranks
-from sottovoce.distributed.placement import place_nodes, read_placement
 from sottovoce.distributed.shard_transport import ShardTransport
-from sottovoce.distributed.sharded_rows import NodeShard, ShardedRows, as_tensor, parts_of
+from sottovoce.distributed.sharded_rows import NodeShard, ShardedRows, as_tensor, parts_of, place_nodes, read_placement
 from sottovoce.errors import Diverged, InputError, PeerLost, SottovoceError, Unaccountable
 from sottovoce.support.config import first_difference
 from sottovoce.support.own_code import raised_in_own_code

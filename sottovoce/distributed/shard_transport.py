@@ -24,13 +24,12 @@ from sottovoce.core.compression import Compression
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.grid import MessageGrid, NoiseOnGrid, sums_of_shares
 from sottovoce.core.integer_sums import ModelGrid
-from sottovoce.core.loop_inputs import Gradient, LoopInputs
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import FactoredMatrix
 from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.random_streams import RandomSource
-from sottovoce.core.release import GossipStep
+from sottovoce.core.release import GossipStep, Gradient, LoopInputs
 from sottovoce.core.transport import Delivered, Nodes, StartingRows, StoredRows, mixed_weight
 from sottovoce.distributed.sharded_rows import (
     NOWHERE,

@@ -19,8 +19,7 @@ from sottovoce.federation.frames import VERSION as PROTOCOL
 from sottovoce.federation.frames import MemberNumber, Reason
 from sottovoce.federation.links import Equivocation
 from sottovoce.support.files import explaining, open_to_append
-from sottovoce.support.json_numbers import JSON
-from sottovoce.support.text import join_names, visible
+from sottovoce.support.text import JSON, join_names, visible
 
 
 @dataclass(frozen=True)

@@ -61,9 +61,8 @@ from sottovoce.run.run_ledger import planned_run
 from sottovoce.run.training_run import RunState, TrainingRun, is_measured
 from sottovoce.support.config import Document
 from sottovoce.support.files import open_to_append, owner_only, write, write_text
-from sottovoce.support.json_numbers import JSON, to_json
 from sottovoce.support.processes import ends_when_stopped, signals_wait
-from sottovoce.support.text import parse_json
+from sottovoce.support.text import JSON, parse_json, to_json
 from sottovoce.support.threads import threads
 
 COMPARISON = 10.0

@@ -31,11 +31,10 @@ from sottovoce.core.algorithm import State
 from sottovoce.core.arrays import Reals, Rows, convert, to_numpy
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.grid import NoiseOnGrid
-from sottovoce.core.loop_inputs import Gradient
 from sottovoce.core.noise import FactoredMatrix
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.random_streams import RandomSource, StreamName
-from sottovoce.core.release import GossipStep
+from sottovoce.core.release import GossipStep, Gradient
 from sottovoce.core.transport import Nodes
 from sottovoce.distributed.shard_transport import ShardedFeed
 from sottovoce.distributed.sharded_rows import NOWHERE, ShardedRows, as_sharded, as_tensor

@@ -27,10 +27,9 @@ from sottovoce.core import arrays
 from sottovoce.core.algorithm import Algorithm, sums_over_all
 from sottovoce.core.arrays import Rows
 from sottovoce.core.integer_sums import IntegerSums, ModelGrid, SumGrid, Words, encoded
-from sottovoce.core.loop_inputs import Gradient, LoopInputs
 from sottovoce.core.pair_masks import PairMasks
 from sottovoce.core.random_streams import RandomSource
-from sottovoce.core.release import GossipStep
+from sottovoce.core.release import GossipStep, Gradient, LoopInputs
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import Delivered
 from sottovoce.distributed.shard_transport import Pending, ShardTransport

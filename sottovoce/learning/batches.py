@@ -29,18 +29,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.adjacency import Adjacency, parse_adjacency
-from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.participation import (
     LEAST_SHARE,
     SAMPLED,
     SHUFFLED,
+    Adjacency,
     Participation,
     Sampling,
+    parse_adjacency,
     parse_cyclic_poisson,
     parse_shuffle,
 )
-from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.random_streams import NoiseKey, RandomSource
 from sottovoce.errors import InputError
 from sottovoce.learning.partitioning import Partition
 

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.adjacency import Adjacency, Change, parse_adjacency, parse_change
+from sottovoce.core.participation import Adjacency, Change, parse_adjacency, parse_change
 from sottovoce.errors import InputError
 from sottovoce.learning.batches import Batches
 from sottovoce.privacy.convexity import CLIPPING

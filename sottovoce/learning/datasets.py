@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.core.arrays import given_array
-from sottovoce.core.noise_key import check_seed
+from sottovoce.core.random_streams import check_seed
 from sottovoce.errors import InputError, SottovoceError, shortened
 from sottovoce.learning.catalogue import CATALOGUE, Entry, PublicStatistic, Rows, Targets, held_out, split_note
 from sottovoce.learning.lazy_rows import LARGEST_NORM, SMALLEST_NORM, Examples, Floats, clip_to_norm

@@ -28,10 +28,17 @@ from typing import Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.noise import PerNode
-from sottovoce.core.participation import SAMPLED, SHUFFLED, Participation, draws_by_chance, parse_participation
+from sottovoce.core.participation import (
+    SAMPLED,
+    SHUFFLED,
+    Adjacency,
+    Participation,
+    draws_by_chance,
+    parse_adjacency,
+    parse_participation,
+)
 from sottovoce.core.sensitivity import per_node
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError

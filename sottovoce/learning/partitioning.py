@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.noise_key import check_seed
+from sottovoce.core.random_streams import check_seed
 from sottovoce.errors import InputError
 from sottovoce.learning.catalogue import PublicStatistic
 from sottovoce.learning.datasets import Dataset

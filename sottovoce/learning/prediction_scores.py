@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
-from sottovoce.support.json_numbers import JSON
+from sottovoce.support.text import JSON
 
 BINS = 10
 """Into so many bins of equal width confidences are sorted for the calibration error."""

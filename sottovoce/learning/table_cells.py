@@ -20,8 +20,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.errors import InputError
-from sottovoce.support.extras import require_extra
+from sottovoce.errors import InputError, require_extra
 from sottovoce.support.files import open_file, read_text
 from sottovoce.support.limits import Cost, check_cost, size_text
 from sottovoce.support.npz import Arrays, read_npz

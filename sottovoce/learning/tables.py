@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.noise_key import check_seed, public_seed, public_stream
+from sottovoce.core.random_streams import check_seed, public_seed, public_stream
 from sottovoce.errors import InputError
 from sottovoce.learning.catalogue import HELD_OUT, Targets
 from sottovoce.learning.columns import REFUSE, Column, Columns, parse_columns, read_columns

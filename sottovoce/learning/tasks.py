@@ -47,7 +47,7 @@ from sottovoce.learning.modules import only_linear_layer
 from sottovoce.learning.partitioning import Partition
 from sottovoce.learning.prediction_scores import score_predictions
 from sottovoce.privacy.convexity import DECLARE_NORM
-from sottovoce.support.json_numbers import JSON
+from sottovoce.support.text import JSON
 from sottovoce.support.threads import chunks, for_each, torch_divides, workers
 
 GATHERED = 1 << 22

@@ -25,8 +25,7 @@ from typing import IO
 from sottovoce.errors import InputError, SottovoceError, file_error
 from sottovoce.support.config import Document
 from sottovoce.support.files import irregular, open_to_append
-from sottovoce.support.json_numbers import JSON
-from sottovoce.support.text import parse_json
+from sottovoce.support.text import JSON, parse_json
 
 FORMAT = 3
 """Of the tables; a file of another format is refused."""

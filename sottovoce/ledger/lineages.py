@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sottovoce.core.adjacency import Adjacency
+from sottovoce.core.participation import Adjacency
 from sottovoce.errors import InputError
 from sottovoce.privacy.composition import Composition, GaussianLoss, Loss, compose, loss_document, read_loss
 from sottovoce.privacy.covering_views import Coverage
 from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.support.config import Document
-from sottovoce.support.json_numbers import JSON
+from sottovoce.support.text import JSON
 
 NOTHING = GaussianLoss(0.0)
 EVERYBODY = Coverage(everyone=True, colluders=None)

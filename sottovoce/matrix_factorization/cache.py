@@ -26,8 +26,8 @@ from sottovoce.core.topologies import Topology
 from sottovoce.errors import SottovoceError
 from sottovoce.matrix_factorization.result import sensitivity_squared
 from sottovoce.support.files import write
-from sottovoce.support.json_numbers import JSON
 from sottovoce.support.npz import read_npz
+from sottovoce.support.text import JSON
 
 Array = NDArray[np.float64]
 

@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, optimize
 
+from sottovoce.core.algorithm import Gossip
 from sottovoce.core.correlation import Triangular
-from sottovoce.core.gossip import Gossip
 from sottovoce.core.noise import Temporal
 from sottovoce.core.participation import Participation
 from sottovoce.core.topologies import Topology

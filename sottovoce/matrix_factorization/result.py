@@ -13,7 +13,7 @@ from scipy import linalg
 from sottovoce.core.correlation import Triangular
 from sottovoce.core.participation import Participation
 from sottovoce.privacy.worst_case import worst_case
-from sottovoce.support.json_numbers import JSON, to_json
+from sottovoce.support.text import JSON, to_json
 
 Array = NDArray[np.float64]
 

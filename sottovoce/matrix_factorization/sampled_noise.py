@@ -27,8 +27,8 @@ from sottovoce.matrix_factorization.factorization import GAP, factorize
 from sottovoce.matrix_factorization.result import Factorization
 from sottovoce.privacy.amplification import noise_for
 from sottovoce.privacy.gaussian_dp import mu_of
-from sottovoce.support.json_numbers import JSON
 from sottovoce.support.limits import Cost, check_cost
+from sottovoce.support.text import JSON
 
 EVERY = 8
 """Up to so many parts each number is tried, beyond that one in four, five, ..."""

@@ -21,7 +21,7 @@ from sottovoce.privacy.accountant import account
 from sottovoce.privacy.guarantee import Guarantee, Kind
 from sottovoce.privacy.views import parse_view
 from sottovoce.support.config import Document
-from sottovoce.support.json_numbers import to_json
+from sottovoce.support.text import to_json
 from sottovoce.tracing.linear_system import LinearSystem
 
 DELTA = 1e-5

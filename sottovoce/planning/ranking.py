@@ -14,7 +14,7 @@ from sottovoce.privacy.covering_views import Coverage, StandIn
 from sottovoce.privacy.guarantee import Guarantee, PrivacyFigure
 from sottovoce.privacy.rounding import round_up, sigma_text
 from sottovoce.support.limits import size_text
-from sottovoce.support.notebook_html import html_table
+from sottovoce.support.text import html_table
 from sottovoce.tracing.linear_system import LinearSystem
 
 

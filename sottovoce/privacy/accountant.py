@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sottovoce.core.adjacency import parse_adjacency
 from sottovoce.core.final_models import FinalModels
-from sottovoce.core.participation import Participation, parse_participation
+from sottovoce.core.participation import Participation, parse_adjacency, parse_participation
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.absorption_policy import Policy
 from sottovoce.privacy.assumptions import Assumption, at_other_noise
@@ -18,9 +17,8 @@ from sottovoce.privacy.kind_bounds import KindBounds, Terms
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.views import View, ViewKind, parse_view, with_final_models
-from sottovoce.support.json_numbers import JSON
-from sottovoce.support.notebook_html import DELTA, html_table
 from sottovoce.support.progress import counted
+from sottovoce.support.text import DELTA, JSON, html_table
 from sottovoce.support.threads import one_thread
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.noise_scaling import ROUNDING as NOISE_ROUNDING

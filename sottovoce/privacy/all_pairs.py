@@ -27,10 +27,9 @@ from sottovoce.privacy.guarantee import Figure
 from sottovoce.privacy.observation import observe
 from sottovoce.support.auditor_key import is_signed, sign
 from sottovoce.support.files import check_writable, explaining, irregular, open_to_append, read_text, write_text
-from sottovoce.support.json_numbers import JSON, from_json, is_number, to_json
 from sottovoce.support.limits import Cost, limits_are_lifted, limits_lifted
 from sottovoce.support.processes import signals_wait
-from sottovoce.support.text import parse_json
+from sottovoce.support.text import JSON, from_json, is_number, parse_json, to_json
 from sottovoce.support.threads import WORKERS, one_thread
 from sottovoce.tracing.linear_system import LinearSystem
 

@@ -22,9 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.adjacency import Change
 from sottovoce.core.noise import CombinedNoise, Independent, PerNode, Temporal
-from sottovoce.core.participation import Participation, Sampling
+from sottovoce.core.participation import Change, Participation, Sampling
 from sottovoce.core.sensitivity import per_node
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.assumptions import CHANGED_RECORD, AssumptionKind, rounding

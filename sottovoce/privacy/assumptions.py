@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from functools import cached_property
 
-from sottovoce.core.adjacency import Change
 from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.grid import grid_step, message_grid
 from sottovoce.core.integer_sums import sum_grid
+from sottovoce.core.participation import Change
 from sottovoce.privacy.absorption import rounding_cost, rounding_is_bounded
 from sottovoce.privacy.discrete_noise import discrete_factor
 from sottovoce.privacy.rounding import round_up

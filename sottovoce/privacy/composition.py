@@ -21,13 +21,13 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from sottovoce.core.adjacency import Change
+from sottovoce.core.participation import Change
 from sottovoce.errors import InputError
 from sottovoce.privacy.accountant import Account
 from sottovoce.privacy.gaussian_dp import epsilon_of
 from sottovoce.privacy.guarantee import Guarantee
 from sottovoce.privacy.loss_distributions import Releases, epsilon_of_releases
-from sottovoce.support.json_numbers import JSON, from_json, to_json
+from sottovoce.support.text import JSON, from_json, to_json
 
 if TYPE_CHECKING:
     from sottovoce.support.config import Document

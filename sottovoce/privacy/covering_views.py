@@ -30,8 +30,8 @@ from sottovoce.core.algorithm import sums_over_all, sums_over_neighbours
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy import views
 from sottovoce.privacy.views import View, ViewKind
-from sottovoce.support.json_numbers import JSON
 from sottovoce.support.memo import once_for_each
+from sottovoce.support.text import JSON
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, fields
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
-from sottovoce.core.adjacency import Change
 from sottovoce.core.final_models import FinalModels
+from sottovoce.core.participation import Change
 from sottovoce.errors import InputError
 from sottovoce.privacy import gaussian_dp
 from sottovoce.privacy.assumptions import NOT_ROUNDED_KINDS, Assumption, AssumptionKind
 from sottovoce.privacy.views import View, read_view
-from sottovoce.support.json_numbers import JSON, from_json, to_json
+from sottovoce.support.text import JSON, from_json, to_json
 
 if TYPE_CHECKING:
     from sottovoce.support.config import Document

@@ -11,12 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.adjacency import Adjacency
 from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.grid import message_grid
 from sottovoce.core.integer_sums import sum_grid
-from sottovoce.core.participation import Participation
+from sottovoce.core.participation import Adjacency, Participation
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.absorption import couple, steps_to_couple
 from sottovoce.privacy.absorption_policy import (

@@ -14,9 +14,8 @@ from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
-from sottovoce.errors import InputError, SottovoceError
+from sottovoce.errors import InputError, SottovoceError, require_extra
 from sottovoce.report.figures import Figure
-from sottovoce.support.extras import require_extra
 from sottovoce.support.files import write_bytes, write_text
 
 PIXELS = 1560

@@ -32,7 +32,7 @@ from sottovoce.run.finished_run import FinalModel, FinishedRun, open_final_model
 from sottovoce.run.layout import EXPORT
 from sottovoce.support.config import Document
 from sottovoce.support.files import check_folder, check_no_link, explaining, new_folder, read_bytes
-from sottovoce.support.json_numbers import to_json
+from sottovoce.support.text import to_json
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from sottovoce.run.layout import RunFiles
 from sottovoce.run.run_documents import LESS_IS_BETTER, RunDocuments, final_rounds_text, read_runs, unfinished_runs
 from sottovoce.support.config import Document
 from sottovoce.support.files import check_writable, write_text
-from sottovoce.support.json_numbers import from_json
+from sottovoce.support.text import from_json
 
 WITH_PAIRS = 24
 """So many runs at most show who learns what from whom; of others a page has curves and guarantees."""

@@ -30,7 +30,7 @@ from sottovoce.report.figures import Figure, Line, over_seeds, panels
 from sottovoce.report.wording import finite
 from sottovoce.run.run_documents import LESS_IS_BETTER, RunDocuments, damaged_run
 from sottovoce.support.config import Document
-from sottovoce.support.json_numbers import to_json
+from sottovoce.support.text import to_json
 
 NOISE_KEYS = ("epsilon", "sigma", "message_sigma")
 """Settings that tell apart runs with more or less noise."""

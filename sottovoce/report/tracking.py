@@ -13,11 +13,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, require_extra
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.support.config import Document, Experiment, parse_experiment
-from sottovoce.support.extras import require_extra
 
 
 class Tracker(StrEnum):

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sottovoce.core.adjacency import Adjacency
 from sottovoce.core.final_models import FinalModels, parse_final_models
+from sottovoce.core.participation import Adjacency
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy import views
 from sottovoce.privacy.accountant import Account
@@ -28,7 +28,7 @@ from sottovoce.run.privacy_report import unlike_settings
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant, published_models
 from sottovoce.run.run_documents import BegunRun, read_begun_run
 from sottovoce.support.config import Experiment
-from sottovoce.support.json_numbers import JSON, to_json
+from sottovoce.support.text import JSON, to_json
 from sottovoce.support.threads import one_thread
 
 

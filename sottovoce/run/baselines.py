@@ -24,9 +24,9 @@ from sottovoce.run.protocol import local_step_size
 from sottovoce.run.sweep import FinishedSweepRun
 from sottovoce.run.training_run import NodeSummary, TrainingRun
 from sottovoce.support.config import AlgorithmChoice, Document, Experiment
+from sottovoce.support.processes import map_in_processes
 from sottovoce.support.progress import Progress
 from sottovoce.support.threads import WORKERS, threads
-from sottovoce.support.worker_processes import map_in_processes
 
 PLAIN = "d-psgd"
 """Gossip training without noise."""

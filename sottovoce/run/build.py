@@ -14,7 +14,7 @@ import torch
 
 from sottovoce.core.graphs import Graph
 from sottovoce.core.noise import PerNode
-from sottovoce.core.noise_key import public_seed
+from sottovoce.core.random_streams import public_seed
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.learning.columns import read_columns

@@ -34,8 +34,7 @@ from typing import TextIO
 
 import torch
 
-from sottovoce.core.noise_key import NoiseKey
-from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.random_streams import NoiseKey, RandomSource
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import Transport
 from sottovoce.distributed.coordinator import ALONE, Coordinator

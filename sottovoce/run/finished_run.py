@@ -20,7 +20,7 @@ from torch import Tensor, from_numpy
 
 from sottovoce.core.compression import Identity
 from sottovoce.core.final_models import FinalModels
-from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.learning.datasets import NAMES_A_TABLE, OF_ITS_OWN, folder_of
 from sottovoce.learning.tables import Table, is_folder_of_tables

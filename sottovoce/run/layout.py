@@ -17,8 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, NamedTuple, NoReturn
 
-from sottovoce.core.noise_key import NoiseKey
-from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.random_streams import NoiseKey, RandomSource
 from sottovoce.core.secret_source import SecretSource
 from sottovoce.errors import InputError
 from sottovoce.schemas.validation import problem_in

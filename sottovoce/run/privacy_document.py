@@ -23,7 +23,7 @@ from sottovoce.privacy.gaussian_dp import epsilon_of, is_epsilon_of
 from sottovoce.privacy.guarantee import Kind, PrivacyFigure
 from sottovoce.privacy.views import View, read_view
 from sottovoce.support.config import Document, Experiment
-from sottovoce.support.json_numbers import JSON, from_json, to_json
+from sottovoce.support.text import JSON, from_json, to_json
 
 
 @dataclass(frozen=True, kw_only=True)

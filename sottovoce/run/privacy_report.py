@@ -19,7 +19,7 @@ import numpy as np
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.grid import released_step
 from sottovoce.core.noise import CombinedNoise, Noise, NoNoise, PerNode, ZeroSum
-from sottovoce.core.noise_key import public_seed
+from sottovoce.core.random_streams import public_seed
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy import views
 from sottovoce.privacy.accountant import Account
@@ -41,9 +41,8 @@ from sottovoce.run.privacy_document import EarlierEnd, PrivacyDocument, StoredVi
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant, published_models
 from sottovoce.run.training_run import TrainingRun, is_measured
 from sottovoce.support.config import Document, Experiment
-from sottovoce.support.json_numbers import JSON
 from sottovoce.support.progress import counted, next_counted
-from sottovoce.support.text import parse_json
+from sottovoce.support.text import JSON, parse_json
 from sottovoce.support.threads import one_thread
 from sottovoce.tracing.certificate import what_is_checked
 from sottovoce.tracing.linear_system import LinearSystem

@@ -13,8 +13,8 @@ from sottovoce.algorithms.spec import AlgorithmSettings, AlgorithmSpec
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.graphs import Graph
 from sottovoce.core.mixing import Requirement
-from sottovoce.core.noise_key import public_seed
 from sottovoce.core.participation import Participation
+from sottovoce.core.random_streams import public_seed
 from sottovoce.core.topologies import Topology, dropout, fresh_erdos_renyi, random_edges, weigh, weights_for
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import folder_of

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.errors import InputError
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.run.finished_run import FinishedRun, open_run
@@ -30,11 +30,11 @@ from sottovoce.run.training_run import TrainingRun
 from sottovoce.support.auditor_key import is_signed, sign
 from sottovoce.support.config import RecordingSettings
 from sottovoce.support.files import check_no_link, read_bytes, write_bytes, write_text
-from sottovoce.support.json_numbers import JSON
 from sottovoce.support.npz import Arrays, read_checked_npz, write_npz
+from sottovoce.support.processes import map_in_processes
 from sottovoce.support.progress import Note, Progress
+from sottovoce.support.text import JSON
 from sottovoce.support.threads import WORKERS, threads
-from sottovoce.support.worker_processes import map_in_processes
 
 
 @lru_cache(maxsize=1)

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sottovoce.core.adjacency import Adjacency
-from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.participation import Adjacency
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.lineages import PlannedRun, Stage

@@ -58,7 +58,7 @@ from sottovoce.run.training_run import (
     prepare_run,
 )
 from sottovoce.support.config import RecordingSettings
-from sottovoce.support.notebook_html import html_table
+from sottovoce.support.text import html_table
 from sottovoce.support.threads import threads as torch_threads
 
 

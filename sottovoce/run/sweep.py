@@ -33,9 +33,9 @@ from sottovoce.run.layout import RunFiles
 from sottovoce.run.protocol import parse_run
 from sottovoce.run.run_documents import LESS_IS_BETTER, final_mean, metric_of
 from sottovoce.support.config import Document, Experiment, check_document, merge, set_key
+from sottovoce.support.processes import map_in_processes
 from sottovoce.support.progress import Progress
 from sottovoce.support.threads import WORKERS
-from sottovoce.support.worker_processes import map_in_processes
 
 Point = tuple[tuple[str, Any], ...]
 """Settings by their dotted keys, with one value each."""

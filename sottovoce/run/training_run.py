@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.arrays import Rows, to_numpy
 from sottovoce.core.compression import Identity
@@ -22,8 +21,8 @@ from sottovoce.core.grid import ExactNoiseChoice, with_exact_noise
 from sottovoce.core.loop import check_arguments, iterate_rounds, start_run
 from sottovoce.core.messages import LoopState, PlayedRound, Traffic
 from sottovoce.core.noise import NoNoise
-from sottovoce.core.noise_key import NoiseKey, check_seed, public_seed
-from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.participation import Adjacency, parse_adjacency
+from sottovoce.core.random_streams import NoiseKey, RandomSource, check_seed, public_seed
 from sottovoce.core.sensitivity import largest
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Nodes, Transport
@@ -32,7 +31,7 @@ from sottovoce.errors import Diverged, InputError
 from sottovoce.learning.partitioning import check_names
 from sottovoce.learning.tasks import CPU, Gradients, Task
 from sottovoce.privacy.amplification import SampledNodes
-from sottovoce.support.json_numbers import JSON
+from sottovoce.support.text import JSON
 from sottovoce.tracing.certificate import Certificate
 from sottovoce.tracing.round_maps import ClassMaps
 from sottovoce.tracing.tracer import trace_all_maps

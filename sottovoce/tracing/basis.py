@@ -13,11 +13,10 @@ from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, RandomK
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.grid import NoiseOnGrid
-from sottovoce.core.loop_inputs import LoopInputs
 from sottovoce.core.noise import FactoredMatrix
-from sottovoce.core.noise_key import public_stream
 from sottovoce.core.noise_sources import Sources
-from sottovoce.core.release import GossipStep
+from sottovoce.core.random_streams import public_stream
+from sottovoce.core.release import GossipStep, LoopInputs
 from sottovoce.core.transport import Delivered, InProcess, mixed_weight
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.tracing.linear_forms import OTHER_ROUND, LinearRows, as_linear, slots

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sottovoce import algorithm, graph, iterate_rounds, metropolis, push, trace, train
-from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import NoiseKey
 
 D = 3
 

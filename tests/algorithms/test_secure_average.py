@@ -13,7 +13,7 @@ from scipy import stats
 
 from sottovoce import InputError, NoiseKey, account, algorithm, calibrate, iterate_rounds, trace, train, uniform
 from sottovoce.algorithms.secure_sums import SecureAverage
-from sottovoce.core.discrete_gaussians import draw_discrete_gaussians
+from sottovoce.core.exact_gaussians import draw_discrete_gaussians
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.integer_sums import decoded, encoded, sum_grid, weighted
 from sottovoce.core.noise import Independent

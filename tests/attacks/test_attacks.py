@@ -29,7 +29,7 @@ from sottovoce.attacks.registry import (
 )
 from sottovoce.attacks.run_attacks import infer_membership
 from sottovoce.attacks.threshold import threshold
-from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.learning.datasets import Dataset, load
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.models import model

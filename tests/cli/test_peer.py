@@ -134,7 +134,7 @@ def test_a_table_that_does_not_fit_is_refused_before_anything_runs(sotto, clinic
 def test_without_the_extra_one_line_says_what_to_type(sotto, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = importlib.util.find_spec
-    monkeypatch.setattr("sottovoce.support.extras.find_spec", lambda name: None if name == "grpc" else found(name))
+    monkeypatch.setattr("sottovoce.errors.find_spec", lambda name: None if name == "grpc" else found(name))
     code, out, err = sotto("peer init Hill --address hill.example:7443")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert 'pip install "sottovoce[peers]"' in err

@@ -23,7 +23,7 @@ from sottovoce.core.exact_gaussians import fine_
 from sottovoce.core.grid import noise_on_grid, with_exact_noise
 from sottovoce.core.noise import Temporal
 from sottovoce.core.noise_feed import NoiseFeed
-from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.matrix_factorization.factorization import degree_classes
 from sottovoce.privacy.amplification import epsilon_of_batches
 from sottovoce.privacy.observation import observe

@@ -11,8 +11,8 @@ from mpmath import mp
 from scipy import stats
 
 from sottovoce import InputError, NoiseKey
-from sottovoce.core import discrete_gaussians
-from sottovoce.core.discrete_gaussians import draw_discrete_gaussians
+from sottovoce.core import exact_gaussians
+from sottovoce.core.exact_gaussians import draw_discrete_gaussians
 
 COUNT = 400_000
 
@@ -72,7 +72,7 @@ def test_single_integers_have_their_probabilities(sigma):
 def test_more_digits_decide_as_float64_does(sigma, monkeypatch):
     """Where every comparison is taken to be open, exact arithmetic gives the same numbers."""
     usual = drawn(sigma, 1000)
-    monkeypatch.setattr(discrete_gaussians, "COMPARISON_ERROR", 2.0)
+    monkeypatch.setattr(exact_gaussians, "COMPARISON_ERROR", 2.0)
     np.testing.assert_array_equal(drawn(sigma, 1000), usual)
 
 
@@ -94,7 +94,7 @@ def test_bits_that_begin_like_an_edge_are_decided_by_later_ones():
         first = int(mp.floor(2**63 / total))
         rest = int(mp.floor(2**127 / total)) - (first << 64)
     edge = np.array([first], dtype=np.uint64)
-    steps = discrete_gaussians._steps
+    steps = exact_gaussians._steps
     assert steps(Scripted(then=rest - 1), edge)[0] == 0
     assert steps(Scripted(then=rest + 1), edge)[0] == 1
     assert steps(Scripted(then=0), edge - np.uint64(1))[0] == 0
@@ -109,7 +109,7 @@ def test_the_largest_bits_are_beyond_every_edge_that_63_bits_show():
     """2^63 - 1 and then ones for long: far out in the tail, where P[K > k] is exp(-k^2 / 2) and less."""
     top = np.array([2**63 - 1], dtype=np.uint64)
     ones = [2**64 - 1] * 2
-    found = int(discrete_gaussians._steps(Scripted(*ones, then=0), top)[0])
+    found = int(exact_gaussians._steps(Scripted(*ones, then=0), top)[0])
     with mp.workdps(80):
         total = mp.nsum(lambda k: mp.exp(-(k**2) / 2), [0, mp.inf])
         tails = [mp.nsum(lambda k: mp.exp(-(k**2) / 2), [first, mp.inf]) / total for first in (found, found + 1)]
@@ -125,9 +125,9 @@ def test_a_comparison_within_the_error_takes_more_bits():
         rest = int(mp.floor(chance * 2**128)) - (first << 64)
     half = 1 << 63  # j = 1 of sigma 2
     for word, kept in ((first - 1, True), (first + 1, False)):
-        assert len(discrete_gaussians._kept(Scripted(0, half, word, then=0), 1, 2)) == kept
+        assert len(exact_gaussians._kept(Scripted(0, half, word, then=0), 1, 2)) == kept
     for then, kept in ((rest - 1, True), (rest + 1, False)):
-        assert discrete_gaussians._kept(Scripted(0, half, first, then=then), 1, 2).tolist() == [1] * kept
+        assert exact_gaussians._kept(Scripted(0, half, first, then=then), 1, 2).tolist() == [1] * kept
 
 
 def test_draws_go_on_where_the_stream_is():

@@ -18,7 +18,7 @@ from sottovoce.core.exact_gaussians import BLOCK, FINE_ERROR, GUESS_ERROR, decim
 from sottovoce.core.grid import NoiseOnGrid, grid_step, noise_on_grid, why_not_exact, with_exact_noise
 from sottovoce.core.noise import Temporal
 from sottovoce.core.noise_feed import NoiseFeed
-from sottovoce.core.noise_key import NoiseKey, PhiloxStream, philox_words
+from sottovoce.core.random_streams import NoiseKey, PhiloxStream, philox_words
 from sottovoce.tracing.tracer import trace
 
 KEY = np.array([0x123456789ABCDEF, 0xFEDCBA987654321], dtype=np.uint64)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sottovoce import InputError, NoiseKey, algorithm, dropout, iterate_rounds, metropolis, train, uniform
+from sottovoce.core.algorithm import Gossip, Model
 from sottovoce.core.exact_gaussians import fine_
-from sottovoce.core.gossip import Gossip, Model
 from sottovoce.core.grid import message_grid, why_not_exact, with_exact_noise
 from sottovoce.core.loop import play_round, start_run
 from sottovoce.core.noise import ZeroSum

@@ -22,11 +22,11 @@ from sottovoce import (
     trace,
     train,
 )
+from sottovoce.core.algorithm import Gossip
 from sottovoce.core.correlation import Differences, Triangular
-from sottovoce.core.gossip import Gossip
 from sottovoce.core.noise import Central, CombinedNoise, Independent, Pairwise, Temporal, ZeroSum
 from sottovoce.core.noise_feed import NoiseFeed
-from sottovoce.core.noise_key import NoiseKey, public_stream
+from sottovoce.core.random_streams import NoiseKey, public_stream
 
 
 def test_every_key_names_its_own_stream():

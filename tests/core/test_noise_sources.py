@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from sottovoce import algorithm, metropolis, train
-from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.noise_sources import BLOCK, MANY, gaussians_
+from sottovoce.core.random_streams import NoiseKey
 
 SIZE = 1 << 22
 SETTINGS = {

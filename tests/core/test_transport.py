@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sottovoce.core.loop import iterate_rounds
-from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.core.transport import InProcess
 from sottovoce.distributed.communication import Communicator
 from sottovoce.distributed.ranks import RankTransport

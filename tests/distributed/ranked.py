@@ -14,7 +14,7 @@ import sottovoce
 from sottovoce.core import noise_feed
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.noise_feed import NoiseFeed
-from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.distributed.communication import Communicator, PendingExchange
 from sottovoce.distributed.ranks import join_ranks
 from sottovoce.errors import Diverged, SottovoceError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sottovoce import InputError, dropout, fresh_erdos_renyi, metropolis, push
-from sottovoce.distributed.placement import place_nodes
+from sottovoce.distributed.sharded_rows import place_nodes
 
 
 def cut_edges(net, placement):

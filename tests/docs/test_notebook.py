@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sottovoce import account, algorithm, graph, metropolis, trace
-from sottovoce.support.notebook_html import MOST_ROWS, html_table
+from sottovoce.support.text import MOST_ROWS, html_table
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebook.ipynb"
 

@@ -11,8 +11,8 @@ import torch
 from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.arrays import numpy_dtype
 from sottovoce.core.loop import iterate_rounds
-from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.pair_masks import PairMasks, pair_key
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.core.transport import InProcess
 from sottovoce.federation.attendance import Enough, StepAttendance
 from sottovoce.federation.journal import Journal

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from sottovoce.core.gossip import Gossip
+from sottovoce.core.algorithm import Gossip
 from sottovoce.distributed.sharded_rows import ShardedRows
 from sottovoce.errors import Uncertified
 from sottovoce.learning.tasks import Gradients

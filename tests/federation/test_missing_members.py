@@ -12,7 +12,7 @@ from sottovoce import algorithm, metropolis, weigh
 from sottovoce.algorithms.registry import examples
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_feed import NoiseFeed
-from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.core.topologies import Changing
 from sottovoce.errors import PeerLost
 from sottovoce.federation.attendance import Attendance, Enough, Patience, round_to_join

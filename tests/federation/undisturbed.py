@@ -13,7 +13,7 @@ import numpy as np
 from scipy.stats import chi2
 
 from sottovoce.core.arrays import Reals
-from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.guarantees import build_agreement
 from sottovoce.learning.tables import read_table

@@ -101,7 +101,7 @@ def small_budget(monkeypatch) -> str:
 
 
 def no_extra(monkeypatch) -> str:
-    monkeypatch.setattr("sottovoce.support.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("sottovoce.errors.find_spec", lambda name: None)
     return "peer status"
 
 
@@ -216,7 +216,7 @@ FAILURES = {
     "matrix_factorization/optimizer.py": "sottovoce has a defect",
     "report/figure_files.py": "sottovoce has a defect",
     "report/page_pdf.py": "a browser does not print the page",
-    "support/worker_processes.py": "a process of the run, or of a sweep, was ended",
+    "support/processes.py": "a process of the run, or of a sweep, was ended",
 }
 """Where a failure of the machine is raised, and which row it is."""
 

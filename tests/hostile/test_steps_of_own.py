@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from sottovoce import Gossip, Independent, Rows, Unaccountable, account, metropolis, trace
+from sottovoce.core.algorithm import Model
 from sottovoce.core.arrays import convert
 from sottovoce.core.compression import parse_compression
-from sottovoce.core.gossip import Model
 from sottovoce.privacy import covering_views
 from sottovoce.tracing.policy import trace_affordable, trace_possible
 

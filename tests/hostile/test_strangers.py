@@ -11,8 +11,8 @@ import pytest
 from torch.distributed import TCPStore
 
 from sottovoce.distributed.communication import Communicator, RankStore
-from sottovoce.distributed.placement import read_placement
 from sottovoce.distributed.ranks import ERRORS, Outcome, Ranks, error_document, read_error
+from sottovoce.distributed.sharded_rows import read_placement
 from sottovoce.errors import InputError, PeerLost, SottovoceError, Unaccountable
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sottovoce import InputError
-from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.participation import Participation
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.learning.batches import Sampling, parse_batches
 from sottovoce.learning.datasets import load
 from sottovoce.learning.partitioning import partition

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sottovoce import InputError
-from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.learning import models
 from sottovoce.learning.batches import parse_batches
 from sottovoce.learning.clipping import clip_rows, norms, parse_clipping, sum_clipped

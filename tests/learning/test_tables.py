@@ -117,7 +117,7 @@ def test_numbers_and_truth_values_may_be_categories(tmp_path):
 
 def test_parquet_without_its_package_is_refused(tmp_path, monkeypatch):
     found = importlib.util.find_spec
-    monkeypatch.setattr("sottovoce.support.extras.find_spec", lambda name: None if name == "pyarrow" else found(name))
+    monkeypatch.setattr("sottovoce.errors.find_spec", lambda name: None if name == "pyarrow" else found(name))
     (tmp_path / "table.parquet").write_bytes(b"PAR1")
     with pytest.raises(InputError, match=r"sottovoce\[parquet\]"):
         read_table(tmp_path / "table.parquet", columns())

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sottovoce.core.adjacency import Adjacency
+from sottovoce.core.participation import Adjacency
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.lineages import EVERYBODY, Budget, Stage

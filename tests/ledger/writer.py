@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from sottovoce.core.adjacency import Adjacency
+from sottovoce.core.participation import Adjacency
 from sottovoce.errors import SottovoceError
 from sottovoce.ledger import database as database_module
 from sottovoce.ledger.database import open_ledger

@@ -17,7 +17,7 @@ from sottovoce import (
     trace,
 )
 from sottovoce.core.noise_feed import NoiseFeed
-from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import NoiseKey
 
 
 @pytest.mark.parametrize(("size", "accepted"), [(1.0, True), (0.9, False), (1.1, False)])

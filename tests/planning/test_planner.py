@@ -23,8 +23,8 @@ from sottovoce import (
 )
 from sottovoce.core.graphs import graph
 from sottovoce.core.grid import with_exact_noise
-from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.participation import Participation
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.errors import InputError
 from sottovoce.planning.noise_accumulation import noise_in_models
 from sottovoce.planning.planner import candidates, plan, plan_one

@@ -13,8 +13,8 @@ from dp_accounting import pld, rdp
 from scipy import stats
 
 from sottovoce import account, algorithm, compose, metropolis, trace
-from sottovoce.core.adjacency import Change
 from sottovoce.core.correlation import Triangular
+from sottovoce.core.participation import Change
 from sottovoce.errors import InputError
 from sottovoce.privacy.amplification import epsilon_of_batches
 from sottovoce.privacy.composition import GaussianLoss, Rule, SampledLoss, StatedLoss, loss_document, read_loss

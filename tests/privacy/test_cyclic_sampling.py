@@ -17,8 +17,8 @@ from scipy import stats
 
 from sottovoce import InputError, Unaccountable, account, algorithm, metropolis, sampled_epsilon, trace, views
 from sottovoce.core.correlation import Triangular
-from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.participation import Participation, parse_participation
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.learning.batches import parse_batches
 from sottovoce.privacy.amplification import epsilon_of_batches
 

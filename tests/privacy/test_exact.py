@@ -23,8 +23,8 @@ from sottovoce import (
     uniform,
     views,
 )
-from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.participation import parse_participation
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.exact import gram as gram_route
 from sottovoce.privacy.exact import routes, stationary, whitening

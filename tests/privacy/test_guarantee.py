@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 from sottovoce import InputError, account, algorithm, metropolis, trace
-from sottovoce.core.adjacency import Adjacency, Change, parse_adjacency
 from sottovoce.core.final_models import FinalModels
+from sottovoce.core.participation import Adjacency, Change, parse_adjacency
 from sottovoce.privacy import calibration, views
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind
 from sottovoce.privacy.calibration import least_noise
 from sottovoce.privacy.covering_views import covering_views, lacks_secrets, stand_in_of
 from sottovoce.privacy.guarantee import Figure, Guarantee, Kind, PrivacyFigure, TrainingProof
-from sottovoce.support.json_numbers import from_json, is_number, to_json
+from sottovoce.support.text import from_json, is_number, to_json
 
 PLACES = {
     "reason": "no noise",

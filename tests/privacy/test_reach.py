@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sottovoce import account, algorithm, dropout, fresh_erdos_renyi, iterate_rounds, metropolis, trace, views
-from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.participation import parse_participation
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.privacy.absorption import couple
 from sottovoce.privacy.absorption_policy import UNBOUNDED, late_cost, may_gain
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients

@@ -11,8 +11,8 @@ from sottovoce import InputError, Unaccountable, account, algorithm, calibrate, 
 from sottovoce.attacks.reconstruction import reconstruct
 from sottovoce.auditing.mechanism import audit
 from sottovoce.core.loop import iterate_rounds
-from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.participation import Participation
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.core.sensitivity import largest, relative
 from sottovoce.core.topologies import fresh_erdos_renyi
 from sottovoce.privacy.all_pairs import all_pairs

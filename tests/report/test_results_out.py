@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from sottovoce import errors
 from sottovoce.errors import SottovoceError
 from sottovoce.report.figure_files import WIDTHS, as_pdf
 from sottovoce.report.figures import Line, line_chart
 from sottovoce.report.tracking import LiveTracking, Tracker
 from sottovoce.run.execute import run_experiment
-from sottovoce.support import extras
 from sottovoce.support.config import parse_experiment
 
 SWEEP = """
@@ -217,7 +217,7 @@ def test_a_run_is_written_as_its_rounds_go_and_anew_where_it_goes_on(tmp_path):
      (("--track", "tensorboard"), "track")],
 )  # fmt: skip
 def test_a_missing_extra_is_named_before_any_work(words, extra, swept, sotto, monkeypatch):
-    monkeypatch.setattr(extras, "find_spec", lambda package: None)
+    monkeypatch.setattr(errors, "find_spec", lambda package: None)
     code, out, err = sotto("", "compare", str(swept / "small"), *words)
     assert (code, out) == (2, "")
     assert f'pip install "sottovoce[{extra}]"' in err

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from sottovoce import InputError
-from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.learning.datasets import load as load_data
 from sottovoce.run import build, checkpoint, execute, fingerprint, protocol
 from sottovoce.run.checkpoint import Checkpoint, load, save

@@ -12,7 +12,7 @@ import torch
 
 from sottovoce import InputError
 from sottovoce.core.arrays import to_numpy
-from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.learning import models
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task

@@ -245,7 +245,7 @@ import numpy as np
 from dataclasses import dataclass
 from sottovoce import Gossip
 from sottovoce.core.arrays import convert
-from sottovoce.core.gossip import Model
+from sottovoce.core.algorithm import Model
 
 @dataclass(frozen=True, kw_only=True)
 class Layered(Gossip):

@@ -17,7 +17,7 @@ from torch import nn
 from sottovoce import InputError, Unaccountable, account, algorithm, compose, metropolis, trace, weigh
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.grid import with_exact_noise
-from sottovoce.core.noise_key import public_seed
+from sottovoce.core.random_streams import public_seed
 from sottovoce.learning import models
 from sottovoce.learning.datasets import Dataset, load
 from sottovoce.learning.lazy_rows import Examples
@@ -36,8 +36,8 @@ from sottovoce.run.privacy_report import report_privacy
 from sottovoce.run.run_accountant import RunAccountant, calibrate_run
 from sottovoce.run.training_run import prepare_run
 from sottovoce.support.config import parse_experiment
-from sottovoce.support.json_numbers import to_json
 from sottovoce.support.progress import progress_heard
+from sottovoce.support.text import to_json
 from sottovoce.tracing import policy
 from sottovoce.tracing.policy import trace_noisy_gradients
 from tests.cases import cases

@@ -11,7 +11,7 @@ import torch
 from sottovoce import InputError, algorithm, metropolis, simulate, weigh
 from sottovoce.core.loop import play_round, start_run
 from sottovoce.core.noise_feed import NoiseFeed
-from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.learning.datasets import load
 from sottovoce.learning.models import model
 from sottovoce.learning.partitioning import partition

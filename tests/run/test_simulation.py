@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sottovoce import InputError, algorithm, dropout, metropolis, random_edges, weigh
-from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.learning import models
 from sottovoce.learning.datasets import load
 from sottovoce.learning.lazy_rows import Examples

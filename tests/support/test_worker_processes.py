@@ -13,7 +13,7 @@ import time
 import pytest
 
 from sottovoce.errors import SottovoceError
-from sottovoce.support.worker_processes import map_in_processes
+from sottovoce.support.processes import map_in_processes
 from tests.forked import forking
 
 LONG = 600.0
@@ -21,7 +21,7 @@ LONG = 600.0
 
 EARLY_STOP = """
 import signal, time
-from sottovoce.support.worker_processes import map_in_processes
+from sottovoce.support.processes import map_in_processes
 
 def stop(*_):
     raise KeyboardInterrupt
@@ -123,7 +123,7 @@ def test_an_answer_that_cannot_be_sent_is_an_error(started):
 
 KILLED = """
 import os, signal, time
-from sottovoce.support.worker_processes import map_in_processes
+from sottovoce.support.processes import map_in_processes
 
 for _ in map_in_processes(time.sleep, [0.0, 600.0, 600.0], 2):
     os.kill(os.getpid(), signal.SIGKILL)

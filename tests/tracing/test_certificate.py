@@ -17,7 +17,7 @@ from sottovoce.core.arrays import Rows, is_plain
 from sottovoce.core.compression import parse_compression
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.noise import CombinedNoise, NoNoise, Pairwise, ZeroSum
-from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.core.topologies import Changing
 from sottovoce.core.transport import InProcess
 from sottovoce.errors import Diverged, Uncertified

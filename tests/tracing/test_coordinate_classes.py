@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from sottovoce import Coordinate, Gossip, Independent, Unaccountable, account, calibrate, metropolis, trace
+from sottovoce.core.algorithm import Model, with_noise
 from sottovoce.core.arrays import Rows, convert
 from sottovoce.core.compression import parse_compression
-from sottovoce.core.gossip import Model, with_noise
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.noise import ZeroSum
-from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.core.transport import InProcess
 from sottovoce.errors import Uncertified
 from sottovoce.tracing.certificate import Certificate

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pytest
 
 from sottovoce import Gossip, Independent, Unaccountable, account, fresh_erdos_renyi, metropolis, trace
+from sottovoce.core.algorithm import Model
 from sottovoce.core.arrays import Rows
-from sottovoce.core.gossip import Model
 from sottovoce.core.grid import with_exact_noise
 
 RING, FRESH = metropolis("ring:5"), fresh_erdos_renyi(6, 0.5, seed=3)

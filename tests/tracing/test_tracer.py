@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from sottovoce import Unaccountable, algorithm, fresh_erdos_renyi, metropolis, push, random_edges, trace, train
-from sottovoce.core.algorithm import Weighted
+from sottovoce.core.algorithm import Gossip, Model, Weighted
 from sottovoce.core.compression import parse_compression
-from sottovoce.core.gossip import Gossip, Model
 from sottovoce.privacy.final_models import models_follow_from_messages
 from sottovoce.tracing.basis import Coordinate
 from tests.cases import ROUNDS, cases
