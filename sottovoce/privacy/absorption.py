@@ -146,7 +146,8 @@ def _local_step(system: LinearSystem, step: StepMatrices, publishes: bool) -> _L
     takes = eta != 0
     scale = sparse.diags_array(eta)
     ok = (
-        _close(sent, sparse.eye_array(n))
+        step.maps.released
+        and _close(sent, sparse.eye_array(n))
         and _close(sent_gradient, -scale)
         and _close(gradient, -(transition @ scale))
         and _close(noise, transition @ sent_noise)

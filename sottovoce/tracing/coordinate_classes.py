@@ -43,14 +43,15 @@ def covering_all_coordinates(systems: Sequence[LinearSystem]) -> LinearSystem:
     """One system that tells about all coordinates, from those of each class; see the top of this file."""
     if len(systems) == 1:
         return systems[0]
-    for one in systems:
-        if all(_differs_by_units(other, one) for other in systems):
-            return replace(one, classes=len(systems))
     name = systems[0].algorithm.name
     if not all(step.maps.released for system in systems for step in system.steps):
         raise Unaccountable(
-            f"{name} scales gradients and their noise differently in some coordinates; scale the sum of both"
+            f"{name} multiplies gradients and their noise by different numbers, and coordinates by factors of their "
+            "own; scale the sum of both"
         )
+    for one in systems:
+        if all(_differs_by_units(other, one) for other in systems):
+            return replace(one, classes=len(systems))
     for one in systems:
         if all(_shows_no_more(other, one) for other in systems):
             return replace(one, classes=len(systems), only_gradients=f"{name}: {DIFFERENT}")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -146,3 +149,132 @@ def test_no_outsider_stands_for_coalitions_of_secure_sums_that_are_too_many(monk
     built = Turns(name="turns", noise=Independent(1.0), secure_sum=True, requires="complete average")
     with pytest.raises(Unaccountable, match="5 coalitions"):
         account(trace(built, metropolis("complete:5"), rounds=6))
+
+
+class Two(NamedTuple):
+    x: Rows
+    y: Rows
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again(Gossip):
+    """Sends `g + z` and later, without new noise, `(1 + more) g + z`: the difference is a gradient without noise."""
+
+    more: float = 0.0
+    later_round: bool = False
+
+    def init(self, x0):
+        return Two(x0, 0 * x0, 0)
+
+    def local(self, state, grad, noise):
+        if state.round and self.later_round:
+            return Two(state.y, state.y, state.round)
+        return Two(-0.1 * (grad + noise), -0.1 * ((1 + self.more) * grad + noise), state.round)
+
+    def message(self, state):
+        return state.x
+
+    def absorb(self, state, mixed):
+        return Two(state.x if self.later_round else state.y, state.y, state.round + 1)
+
+
+@pytest.mark.parametrize("more", [1e-6, 1e-8, 1e-12, 1e-15, 2.0**-52])
+@pytest.mark.parametrize(
+    ("later_round", "steps", "rounds", "view"),
+    [(False, 2, 1, "everyone"), (False, 2, 3, "node:0"), (True, 1, 2, "node:0"), (True, 1, 2, "everyone")],
+)
+@pytest.mark.parametrize("net", ["path:2", "ring:6"])
+def test_a_gradient_that_comes_apart_from_its_noise_in_the_last_digit_is_told(
+    more, later_round, steps, rounds, view, net
+):
+    """However small the difference is: (1 + more) g + z less g + z is what a receiver can scale as it likes."""
+    built = Again(
+        name="again", noise=Independent(2.0), step_size=0.1, gossip_steps=steps, more=more, later_round=later_round
+    )
+    system = trace(built, metropolis(net), rounds=rounds)
+    found = account(system, view, convex=True)
+    assert found.headline.mu == math.inf
+    assert all(one.mu == math.inf for one in found.guarantees if one.victim in (0, 1) and one.distance in (None, 1))
+    together = account(trace(replace(built, more=0.0), metropolis(net), rounds=rounds), view, convex=True)
+    assert together.headline.mu < 10
+
+
+def test_coordinates_whose_gradients_come_apart_from_their_noise_are_refused():
+    """One class of coordinates sends the same sum twice, the other differs in the last digit."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class InSome(Again):
+        def local(self, state, grad, noise):
+            more = convert(np.array([[1.0, 1.0 + 1e-15]]), like=grad)
+            return Two(-0.1 * (grad + noise), -0.1 * (more * grad + noise), 0)
+
+    built = InSome(name="in-some", noise=Independent(2.0), step_size=0.1, gossip_steps=2)
+    with pytest.raises(Unaccountable, match="scale the sum of both"):
+        trace(built, metropolis("path:2"), rounds=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combining(Gossip):
+    """Nobody mixes: what is sent in round t are combinations of two memories of gradients and noise."""
+
+    numbers: tuple[tuple[float, ...], ...] = ()
+
+    def init(self, x0):
+        return Two(0 * x0, 0 * x0, 0)
+
+    def local(self, state, grad, noise):
+        a, b, c, d, e, f, g, h = self.numbers[state.round]
+        kept = e * state.x + f * state.y + g * grad + h * noise
+        return Two(a * state.x + b * state.y + c * grad + d * noise, kept, state.round)
+
+    def message(self, state):
+        return state.x
+
+    def absorb(self, state, mixed):
+        return Two(state.x, state.y, state.round + 1)
+
+
+def truth(numbers) -> float:
+    """mu of the worst signs, in fractions, by elimination of what is sent: infinite where noise cancels alone."""
+    T = len(numbers)
+    state, rows = [[Fraction(0)] * 2 * T, [Fraction(0)] * 2 * T], []
+    for t, each in enumerate(numbers):
+        maps = [[Fraction(number) for number in each[:4]], [Fraction(number) for number in each[4:]]]
+        state = [[m[0] * x + m[1] * y for x, y in zip(*state, strict=True)] for m in maps]
+        for row, m in zip(state, maps, strict=True):
+            row[t], row[T + t] = row[t] + m[2], row[T + t] + m[3]
+        rows.append([*state[0]])
+    kept = []
+    for row in rows:
+        for unit in kept:
+            share = sum(a * b for a, b in zip(row[T:], unit[T:], strict=True)) / sum(a * a for a in unit[T:])
+            row = [a - share * b for a, b in zip(row, unit, strict=True)]
+        if any(row[T:]):
+            kept.append(row)
+        elif any(row[:T]):
+            return math.inf
+
+    def squared(signs):
+        return sum(
+            sum(s * a for s, a in zip(signs, row[:T], strict=True)) ** 2 / sum(a * a for a in row[T:]) for row in kept
+        )
+
+    return math.sqrt(max(squared(signs) for signs in itertools.product((1, -1), repeat=T)))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_combinations_of_gradients_and_noise_cost_no_less_than_in_fractions(seed):
+    rng = random.Random(seed)
+
+    def number():
+        near, small = 10.0 ** -rng.randint(1, 16), rng.random() < 0.5
+        return rng.choice([0.0, 1.0, 1.0, 1.0 + near, -1.0, near if small else 0.5])
+
+    numbers = tuple(tuple(number() for _ in range(8)) for _ in range(3))
+    built = Combining(name="combining", noise=Independent(1.0), step_size=1.0, numbers=numbers)
+    try:
+        found = account(trace(built, metropolis("path:2"), rounds=3), convex=True)
+    except Unaccountable:
+        return
+    assert min(one.mu for one in found.guarantees) >= truth(numbers) * (1 - 1e-6)

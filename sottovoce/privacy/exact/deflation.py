@@ -5,20 +5,15 @@ would drown in rounding. So what is known is taken out of the hidden state *befo
 `X (I - Q Q^T)`, then `F X`; every later message shows only what is new in it, at its own size. Signals follow the same
 eliminations.
 
-Which of these directions are rounding is decided on fractions: `exact_rank` counts them modulo a prime, where the rank
-is never above the true one, and below it only if the prime divides a minor. A weight of 1/3 is stored as the nearest
-float. Three of these do not add up to one, so that the rank of what is stored may be above that of what is meant: both
-can be asked for.
+Which of these directions are rounding is decided on fractions, in `rank`.
 
 Shapes: X state, Z noise columns, G gradient columns, P observations at once, K directions of the basis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from fractions import Fraction
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -26,11 +21,9 @@ from numpy.typing import NDArray
 from scipy import linalg, sparse
 
 from sottovoce.core.correlation import groups_of
-from sottovoce.core.mixing import Mixing
 from sottovoce.core.sparsity import columns_touched, submatrix
-from sottovoce.privacy.exact.row_space import Echelon, Exact, Modulo, dense, random_prime, times
+from sottovoce.privacy.exact.rank import rank_of_gossip
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep, reduced_inputs, selected_messages
-from sottovoce.privacy.spanned_rows import NEAR, SIMPLE, meant
 from sottovoce.support.memo import once_for_each
 from sottovoce.support.progress import expect_work, report_work
 from sottovoce.support.threads import one_thread
@@ -264,80 +257,3 @@ def _is_gossip(whole: StepMatrices) -> bool:
         if others and np.ptp(others) > ROUNDING * np.max(np.abs(others)):
             return False
     return True
-
-
-# --- rank ----------------------------------------------------------------------------------------------------------
-
-LARGEST, LONGEST = 2_000, 3e8
-"""Noise sources up to which a rank is computed of weights as they are stored; multiplications, of fractions."""
-
-
-class Rank(NamedTuple):
-    """The rank of B, the map from noise to observations, and the columns of A, G of them, that are seen without noise:
-    some combination of observations has an entry there, and no noise. Noise is stored in other units than gradients,
-    and rounded by itself, so that such columns are known only if it is `certain` what is meant: if all weights are next
-    to simple fractions."""
-
-    rank: int
-    uncovered: NDArray[np.bool_]
-    certain: bool
-
-
-def exact_rank(observation: Observation, *, stored: bool) -> Rank | None:
-    """Of weights as they are `stored`, or of the simple fractions next to them; None where that would take long."""
-    Z, G = observation.sources, len(observation.victims) * observation.gradient_rounds
-    work = observation.rows * min(observation.rows, Z) * (Z + G)
-    if observation.system.correlation is not None or (Z > LARGEST if stored else work > LONGEST):
-        return None
-    modulo = Modulo(random_prime())
-    echelon, state_IX = Echelon(modulo, Z, G), np.zeros((Z + G, observation.steps[0].observed.state.shape[1]), np.int64)
-    z, g, certain = 0, Z, not stored
-    for seen, out in map_equal_steps(partial(_exact_parts, stored=stored), observation.steps):
-        both = []
-        for state, gradient, noise in (seen, out):
-            rows = times(modulo, state_IX, state)
-            for at, part in ((z, noise), (g, gradient)):
-                rows[at : at + part.places.shape[0]] += dense(modulo, part)
-                certain = certain and all(value.denominator <= SIMPLE for value in part.values)
-            certain = certain and all(value.denominator <= SIMPLE for value in state.values)
-            both.append(rows % modulo.prime)
-        z, g, state_IX = z + seen[2].places.shape[0], g + seen[1].places.shape[0], both[1]
-        echelon.add(both[0].T)
-    return Rank(echelon.rank, echelon.bare & certain, certain)
-
-
-def rank_of_gossip(steps: Iterable[tuple[sparse.csr_array, Mixing]], n: int) -> int:
-    """How many combinations of first messages a view gets in some gossip steps: what it gets of each, and its weights,
-    as the simple fractions next to them."""
-    modulo = Modulo(random_prime())
-    echelon, state_IX = Echelon(modulo, n), np.eye(n, dtype=np.int64)
-    for seen, mixing in steps:
-        echelon.add(times(modulo, state_IX, _transposed(seen, meant)).T)
-        state_IX = times(modulo, state_IX, _transposed(mixing.weights, meant))
-    return echelon.rank
-
-
-def _transposed(matrix: sparse.csr_array, fraction: Callable[[float], Fraction]) -> Exact:
-    return Exact.near(sparse.csr_array(matrix.T), fraction)
-
-
-def _exact_parts(step: ObservedStep, *, stored: bool) -> list[list[Exact]]:
-    """What is seen and how the state goes on, transposed; noise and gradients in units of their largest entries: that
-    changes no rank, and leaves weights."""
-    noise, gradient = (_in_units(step.observed[part], step.out[part]) for part in (2, 1))
-    parts = zip((step.observed.state, step.out.state), gradient, noise, strict=True)
-    return [[_transposed(part, Fraction if stored else meant) for part in inputs] for inputs in parts]
-
-
-def _in_units(*parts: sparse.csr_array) -> list[sparse.csr_array]:
-    """Columns in units of their largest entry. In those with entries of both signs, differences of weights, what is
-    next to nothing is what rounding leaves."""
-    both = sparse.vstack([*parts, sparse.csr_array((1, parts[0].shape[1]))], format="csc")
-    least, largest = both.min(axis=0).toarray().ravel(), both.max(axis=0).toarray().ravel()
-    units, differ = np.maximum(-least, largest), (least < 0) & (largest > 0)
-    found = []
-    for part in parts:
-        values = np.divide(part.data, units[part.indices], out=np.zeros(len(part.data)), where=part.data != 0)
-        values[differ[part.indices] & (np.abs(values) <= NEAR)] = 0.0
-        found.append(sparse.csr_array((values, part.indices, part.indptr), shape=part.shape))
-    return found

@@ -30,7 +30,7 @@ from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.exact.averaging import averaging_loss
 from sottovoce.privacy.exact.conjugate import conjugate
-from sottovoce.privacy.exact.deflation import UNCOVERED, Deflated, Rank, deflated, exact_rank
+from sottovoce.privacy.exact.deflation import UNCOVERED, Deflated, deflated
 from sottovoce.privacy.exact.elimination import (
     average_has_no_noise,
     eliminate_known_messages,
@@ -38,6 +38,7 @@ from sottovoce.privacy.exact.elimination import (
     without_implied_models,
 )
 from sottovoce.privacy.exact.gram import gram
+from sottovoce.privacy.exact.rank import Rank, exact_rank, seen_without_noise
 from sottovoce.privacy.exact.stationary import DIRECTIONS
 from sottovoce.privacy.exact.whitening import Array, Groups, Singular, kalman, reached
 from sottovoce.privacy.guarantee import Figure
@@ -87,8 +88,10 @@ def exact_loss(observation: Observation, scheme: Participation) -> Loss:
     averaged = averaging_loss(observation)
     if averaged is not None:
         return Loss(averaged.squares, Figure.EXACT if averaged.exact else Figure.BOUND)
+    bare = seen_without_noise(observation)
     observation = without_implied_models(observation)
     found = _closed_form(observation, scheme) or _by_matrices(observation, scheme)
+    found = found._replace(squares=np.where(bare, np.inf, found.squares))
     return found._replace(figure=Figure.BOUND) if scheme.shuffled else found
 
 
