@@ -204,19 +204,13 @@ def _ask(channel: grpc.Channel, rules: LinkRules, found: NeighbourCheck, timeout
     except struct.error:
         return replace(found, problem=f"{found.name} does not tell the time.")
     ahead = clock - asked - round_trip / 2
-    return _of_version(replace(found, same_agreement=True, clock_difference=ahead), version)
+    return replace(found, same_agreement=True, clock_difference=ahead, version=version)
 
 
 def other_agreement(name: str, keys: Sequence[str] = ()) -> str:
     """What is said of a neighbour with another agreement, which differs in these keys."""
     differs = f": it differs in {named_keys(keys)}." if keys else "; compare the two files."
     return f"{name} has another agreement{differs}"
-
-
-def _of_version(found: NeighbourCheck, version: str) -> NeighbourCheck:
-    """The same of a neighbour with this version of the package."""
-    other = f"{found.name} has version {version}, and this member {__version__}; install the same."
-    return replace(found, version=version, problem=None if version == __version__ else other)
 
 
 PAUSE = 0.5
@@ -347,7 +341,7 @@ class _Check:
         found = NeighbourCheck(neighbour.name, True, True, accepted=True, same_agreement=version is not None)
         if version is None:
             return replace(found, problem=other_agreement(neighbour.name, keys), differing=keys)
-        return _of_version(found, version)
+        return replace(found, version=version)
 
     def _report(self, event: LinkEvent) -> None:
         with self.changed:

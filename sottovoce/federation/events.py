@@ -50,7 +50,7 @@ class Left:
 
 @dataclass(frozen=True)
 class FrameRefused:
-    """A neighbour sent a frame that was not accepted; told once for each reason and connection."""
+    """A neighbour sent a frame that was not accepted; told once for each reason and connection, and not too often."""
 
     neighbour: MemberNumber
     reason: Reason
@@ -109,12 +109,16 @@ SHOWN = {
     "certificate": "{members} cannot be reached: {problem}; {remedy}.",
     "pause": "Paused in round {round}: fewer than {least} neighbours answer. Nothing new is sent before {members} {is} "
     "heard again.",
+    "skips": "Rounds {first} to {last} are left out: others have played them without this member.",
+    "doubted": "{members} says that it is in round {round}. Nobody else says so, and this member does not follow.",
+    "slow": "{members} made this member wait for longer in round {round}, and more than once before: its word that it "
+    "waits itself or is near does not count for some rounds.",
     "goes_on": "Goes on with round {round}.",
     "waiting": "Waiting for {members} in round {round}.",
     "ending": "This member has played its last round, and waits for {members} to finish.",
     "Connected": "{member} is connected.",
-    "OtherVersion": "{member} is connected. It has version {version} of sottovoce, and this member {own}: these may "
-    "differ, but install the same when you can.",
+    "OtherVersion": "{member} is connected. It has version {version} of sottovoce, and this member {own}: they speak "
+    "the same protocol, so the run goes on.",
     "OtherProtocol": "{member} speaks another version of the protocol than this member ({own}), and is left out: "
     "install the same version of sottovoce.",
     "Lost": "{member} is lost: {reason}.",

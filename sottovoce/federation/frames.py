@@ -140,7 +140,7 @@ class FrameReader:
     """Puts the frames of one connection together from chunks of any size.
 
     It holds one frame and one chunk at most: a header is checked before its payload is waited for. Of the two kinds of
-    messages an agreement has one.
+    messages an agreement has one; only with secure sums is somebody absent.
     """
 
     def __init__(self, agreement: bytes, message_length: int, message_kind: Kind = Kind.MESSAGE) -> None:
@@ -150,9 +150,10 @@ class FrameReader:
             kind: range(length, length + 1)
             for kind, length in (
                 (message_kind, message_length), (Kind.ACKNOWLEDGEMENT, DIGEST), (Kind.WAITING, 0),
-                (Kind.ABSENT, ABSENCE.size),
             )
         }  # fmt: skip
+        if message_kind is Kind.MASKED:
+            self._lengths[Kind.ABSENT] = range(ABSENCE.size, ABSENCE.size + 1)
         self._bytes = bytearray()
         self._begun: tuple[Frame, int] | None = None
 

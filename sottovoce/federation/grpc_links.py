@@ -46,7 +46,7 @@ from sottovoce.federation.frames import (
 )
 from sottovoce.federation.identity import Identity, receipt_key
 from sottovoce.federation.link_rules import LinkRules
-from sottovoce.federation.links import NOTHING_SEEN, Links
+from sottovoce.federation.links import NOTHING_SEEN, Equivocation, Links
 from sottovoce.federation.member import Member
 from sottovoce.federation.member_folder import SETTINGS
 from sottovoce.federation.secure_grpc import (
@@ -121,7 +121,7 @@ SELDOM = 1.0
 """Seconds between two reports of one kind about what a neighbour asks: it may ask as often as it likes."""
 
 AGAIN = 60.0
-"""Seconds after which it is reported again that this member waits for the same neighbours."""
+"""Seconds after which it is reported again that this member waits for the same neighbours, or refuses the same."""
 
 NO_KEYS: KeyHashes = MappingProxyType({})
 
@@ -136,7 +136,7 @@ class Edge:
     connection: Connection | None = None
     not_before: float = 0.0
     dialling: asyncio.Task[None] | None = None
-    reported: dict[type[LinkEvent], float] = field(default_factory=dict)
+    reported: dict[object, float] = field(default_factory=dict)
 
 
 class GrpcLinks(Links):
@@ -267,7 +267,7 @@ class GrpcLinks(Links):
         with contextlib.suppress(TimeoutError, Refused):
             async with asyncio.timeout(self._settings.handshake):
                 greeting = await context.read()
-            self._report_seldom(edge, Checked(edge.number, self._version_of(greeting)))
+            self._report_seldom(edge, Checked(edge.number, self._version_of(greeting)), Checked)
         await context.write(self.hello(edge.number).encode())
         await context.write(CLOCK.pack(time.time()))
 
@@ -286,13 +286,13 @@ class GrpcLinks(Links):
     def _disagreement(self, edge: Edge, keys: tuple[str, ...]) -> None:
         if keys:
             self.differs(edge.number, keys)
-            self._report_seldom(edge, Disagreed(edge.number, keys))
+            self._report_seldom(edge, Disagreed(edge.number, keys), Disagreed)
 
-    def _report_seldom(self, edge: Edge, event: LinkEvent) -> None:
+    def _report_seldom(self, edge: Edge, event: LinkEvent, kind: object, seconds: float = SELDOM) -> None:
         """Report what a neighbour brings about, not so often that it could fill a disk with it."""
         now = time.monotonic()
-        if now >= edge.reported.get(type(event), 0.0) + SELDOM:
-            edge.reported[type(event)] = now
+        if now >= edge.reported.get(kind, -seconds) + seconds:
+            edge.reported[kind] = now
             self._report(event)
 
     def _version_of(self, greeting: bytes) -> str | None:
@@ -360,7 +360,7 @@ class GrpcLinks(Links):
         """Make a stream the connection of its neighbour, in place of an earlier one, until it ends."""
         connection = Connection(
             stream, self._settings, take=partial(self._take, edge),
-            refused=partial(self._refused, edge.number), greeted=lambda: self._greeted_by(edge.number),
+            refused=partial(self._refused, edge), greeted=lambda: self._greeted_by(edge.number),
             talks=edge.number in self.rules.receivers, finish=finish,
         )  # fmt: skip
         if edge.connection is not None:
@@ -396,12 +396,12 @@ class GrpcLinks(Links):
                 edge.connection.drop("it acknowledged messages that this member has never made")
             raise
 
-    def _refused(self, neighbour: MemberNumber, reason: Reason) -> None:
-        self._report(FrameRefused(neighbour, reason))
+    def _refused(self, edge: Edge, reason: Reason) -> None:
+        self._report_seldom(edge, FrameRefused(edge.number, reason), reason, AGAIN)
         if reason is Reason.AGREEMENT:
-            self.differs(neighbour)
+            self.differs(edge.number)
         if reason is Reason.EQUIVOCATION:
-            self._report(self.equivocations()[neighbour])
+            self._report_seldom(edge, self.equivocations()[edge.number], Equivocation, AGAIN)
 
 
 def _default_bind(address: str) -> str:

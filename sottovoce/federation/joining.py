@@ -374,7 +374,7 @@ class _Told:
         if step is not None:
             self._heard(step)
             return
-        if event == "begin" and self.is_new and self.links.disagreeing() and not self.links.claims():
+        if event == "begin" and self.is_new and self.links.disagreeing() >= self.links.neighbours:
             self._refuse_agreement()
         self.run.watch.event(
             event, {key: self._names(fact) if isinstance(fact, Set) else fact for key, fact in facts.items()}
@@ -403,7 +403,7 @@ class _Told:
         return [self.run.agreement.names[one] for one in sorted(members)]
 
     def _refuse_agreement(self) -> None:
-        """Refuse to begin where nobody has this agreement, and somebody another; beside others one may lie about it."""
+        """Refuse to begin where all neighbours have another agreement; a single one may lie about it."""
         differing, file = self.links.differences(COMPARISON), self.run.file
         one = min(self.links.disagreeing())
         keys, name = differing.get(one), self.run.agreement.names[one]

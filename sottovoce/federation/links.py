@@ -111,6 +111,7 @@ class Links(ABC):
         self._versions: dict[MemberNumber, str] = {}
         self._claims: dict[MemberNumber, Place] = {}
         self._waiting: dict[MemberNumber, Place] = {}
+        self._missed: Set[MemberNumber] = frozenset()
         self._absent: dict[MemberNumber, tuple[Place, Place]] = {}
         self._absence: tuple[Place, Place] | None = None
         self._disagreeing: set[MemberNumber] = set()
@@ -190,18 +191,19 @@ class Links(ABC):
         self._transmit_all(frames)
 
         def missing() -> Set[MemberNumber]:
-            left = self.unanswered(place, senders)
+            left = self.unanswered(place, senders, believed_only=enough is not None)
             return left if enough is None or len(senders) - len(left) < enough else frozenset()
 
         self._wait_and_tell(place, missing, patience)
         with self._changed:
             return self._mailbox.at_hand(place, sorted(senders))
 
-    def unanswered(self, place: Place, senders: Set[MemberNumber]) -> Set[MemberNumber]:
-        """Those of whom nothing is here for a place, and who may still send it."""
+    def unanswered(self, place: Place, senders: Set[MemberNumber], *, believed_only: bool = False) -> Set[MemberNumber]:
+        """Those of whom nothing is here for a place, and who may still send it, by what they say or is believed."""
         with self._changed:
             heard = self._mailbox.at_hand(place, senders).keys()
-            gone_on = {one for one, claim in self._claims.items() if place < self.rules.oldest_kept(claim)}
+            claims = self.reached() if believed_only else self._claims
+            gone_on = {one for one, at in claims.items() if place < self.rules.oldest_kept(at)}
             return senders - heard - self.absent(place) - gone_on
 
     def unacknowledged(self, before: Place, receivers: Set[MemberNumber], patience: float) -> Set[MemberNumber]:
@@ -232,9 +234,29 @@ class Links(ABC):
             self._outbox.forget(before)
 
     def claims(self) -> dict[MemberNumber, Place]:
-        """The place that each neighbour says it has reached."""
+        """The place that each neighbour says it has reached; one may lie."""
         with self._changed:
             return dict(self._claims)
+
+    def reached(self) -> dict[MemberNumber, Place]:
+        """The place that each neighbour has reached, as far as it is believed: no further than two of them say.
+
+        The only one is believed. Who is missed again and again has no say, unless all are.
+        """
+        with self._changed:
+            voices = [at for one, at in self._claims.items() if one not in self._missed] or self._claims.values()
+            furthest = sorted(voices, reverse=True)[:2]
+            return {one: min(at, furthest[-1]) for one, at in self._claims.items()}
+
+    def note_missed(self, members: Set[MemberNumber]) -> None:
+        """These neighbours are missed again and again."""
+        with self._changed:
+            self._missed = members
+
+    def connected_ones(self) -> Set[MemberNumber]:
+        """The neighbours that are connected, and have said hello."""
+        with self._changed:
+            return frozenset(self._greeted)
 
     def waiting(self) -> dict[MemberNumber, Place]:
         """Connected neighbours that wait for messages themselves, and where."""

@@ -8,15 +8,15 @@ With push-sum the second sum is left out, and so is the missing members' weight:
 value and in weight alike. Where a proof needs all messages, `PeerLost` is raised instead.
 
 A secure sum of which one message is missing fails, and the member stays where it was (`link_rules`). After a restart a
-member sends nothing under masks before a round that is later than any that it or a neighbour knows of.
+member sends nothing under masks before a round that is later than any that it, two neighbours or a receipt knows of.
 
 Shapes: N nodes, D parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
 
 import numpy as np
@@ -35,7 +35,7 @@ from sottovoce.core.transport import Delivered
 from sottovoce.distributed.shard_transport import Pending, ShardTransport
 from sottovoce.distributed.sharded_rows import NodeShard, ShardedRows, as_sharded, as_tensor
 from sottovoce.errors import Diverged, PeerLost, SumFailed, Unaccountable
-from sottovoce.federation.attendance import Attendance, Enough, Patience, StepAttendance, Tell, round_to_join
+from sottovoce.federation.attendance import Attendance, Enough, Patience, StepAttendance, Tell
 from sottovoce.federation.frames import MemberNumber, Refused
 from sottovoce.federation.journal import Journal, RecordedInputs, RecordedStep, decoded_row
 from sottovoce.federation.link_rules import AHEAD, KEPT, LinkRules, MaskedSums, why_all_are_needed
@@ -66,6 +66,7 @@ class PeerTransport(ShardTransport):
     clock: Clock
     tell: Tell
     masks: PairMasks | None = None
+    doubted: set[MemberNumber] = field(default_factory=set)
     keep_received = False
 
     @property
@@ -91,12 +92,12 @@ class PeerTransport(ShardTransport):
     @cached_property
     def patience(self) -> Patience:
         """What is left of it."""
-        return Patience(self.seconds, self.links, self.clock)
+        return Patience(self.seconds, self.links, self.clock, self.attendance)
 
     @cached_property
     def attendance(self) -> Attendance:
         """Whom this member waits for."""
-        return Attendance(-(-(AHEAD + 1) // self.rules.steps))
+        return Attendance(-(-(AHEAD + 1) // self.rules.steps), all_needed=self.why_all is not None)
 
     @cached_property
     def sums(self) -> MaskedSums | None:
@@ -139,6 +140,7 @@ class PeerTransport(ShardTransport):
         """
         neighbours = self.rules.neighbours
         self.tell("gather", members=neighbours, seconds=self.gather)
+        self.patience.gather(self.gather)
         unmet = self.links.meet(self.gather)
         self.tell("begin", without=unmet)
         if self.sums is not None:  # which need all of them
@@ -174,10 +176,11 @@ class PeerTransport(ShardTransport):
         return missing
 
     def _abstain(self, newest: Place | None, last: int, unmet: Set[MemberNumber]) -> int:
-        """The first round in which masks are fresh: later than any of which this member or a neighbour knows.
+        """The first round in which masks are fresh: later than any of which this member, or its neighbours, know.
 
-        A folder that was put back knows less than its neighbours, so each of them is asked: where it stands, and what
-        it has from this member. A member that has sent nothing begins with the others.
+        A folder that was put back knows less than its neighbours, so each of them is asked: what it has from this
+        member, which it can prove, and where it stands, of which one may lie. Who has sent nothing begins with the
+        others.
         """
         if unmet:
             raise PeerLost(
@@ -188,7 +191,8 @@ class PeerTransport(ShardTransport):
         received = [receipt.place.round for receipt in self.links.receipts().values()]
         if newest is None and not received:
             return 0
-        begun, claimed = 0 if newest is None else newest.round + 1, [one.round for one in self.links.claims().values()]
+        begun = 0 if newest is None else newest.round + 1
+        claimed = [one.round for one in self._believed(begun)]
         fresh = min(max(begun, 1 + max(claimed + received)), last)
         if fresh > begun:
             self.links.abstain(Place(begun, 0), Place(fresh, 0))
@@ -208,10 +212,26 @@ class PeerTransport(ShardTransport):
             self.tell("unended", members=left)
 
     def _round_to_join(self, round: int, last: int) -> int:
+        """The round in which a member goes on that is behind its neighbours.
+
+        Who is a few rounds behind leaves out none: the messages of these rounds are still kept for it.
+        """
         if self.why_all is not None:
             return round
-        claimed = [min(place.round, last - 1) for place in self.links.claims().values()]
-        return round_to_join(round, claimed, self.attendance.slack)
+        furthest = max((min(place.round, last - 1) for place in self._believed(round)), default=round)
+        if furthest <= round + self.attendance.slack:
+            return round
+        self.tell("skips", first=round, last=furthest - 1)
+        return furthest
+
+    def _believed(self, round: int) -> Collection[Place]:
+        """How far neighbours are; who says that it is further than others say is named, and not followed."""
+        reached = self.links.reached()
+        for one, claim in self.links.claims().items():
+            if one not in self.doubted and claim.round > max(reached[one].round, round) + self.attendance.slack:
+                self.doubted.add(one)
+                self.tell("doubted", members={one}, round=claim.round)
+        return reached.values()
 
     def open_inputs(self, seed: int, source: RandomSource, gradient: Gradient, start: Rows) -> RecordedInputs:
         """What this member computes and draws goes into its journal."""
@@ -337,12 +357,13 @@ class PeerTransport(ShardTransport):
 
         def attempt(members: Set[MemberNumber], seconds: float, enough: int | None = None) -> Set[MemberNumber]:
             self.links.receive(place, members, seconds, enough)
-            return self.links.unanswered(place, members)
+            return self.links.unanswered(place, members, believed_only=enough is not None)
 
         self.patience.wait(place, awaited, attempt)
         if self.why_all is None:
             pausing = partial(attempt, senders, enough=self.enough.neighbours)
-            self._paused(place.round, senders, self.links.unanswered(place, senders), pausing)
+            left = self.links.unanswered(place, senders, believed_only=True)
+            self._paused(place.round, senders, left, pausing)
         heard = self.links.receive(place, senders, 0.0)
         self._note(place, heard.keys(), awaited - heard.keys() - self.links.absent(place))
         self.journal.received(place, heard)
@@ -365,7 +386,10 @@ class PeerTransport(ShardTransport):
                 f"{self._who(missing)} did not answer in round {place.round}, step {place.step}; {self.why_all}; "
                 f"{GO_ON}"
             )
-        self.attendance.note(heard, missing, self.links.claims())
+        self.attendance.note(heard, missing, place.round, self.links.claims())
+        self.links.note_missed(frozenset(filter(self.attendance.given_up, self.rules.neighbours)))
+        if slow := self.attendance.newly_doubted():
+            self.tell("slow", members=slow, round=place.round)
 
 
 class AllArrived:

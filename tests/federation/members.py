@@ -35,6 +35,7 @@ class Noted:
     member: int
 
     def __call__(self, event, **facts):
+        self.federation.told.append((self.member, event, facts))
         if event == "heard":
             self.federation.steps.setdefault(self.member, []).append(facts["step"])
         if event == "pause":
@@ -64,6 +65,8 @@ class Federation:
     seconds: dict[int, float] = field(default_factory=dict)
     unended: dict[int, set[int]] = field(default_factory=dict)
     paused: list[tuple[int, int, set[int]]] = field(default_factory=list)
+    told: list[tuple[int, str, dict]] = field(default_factory=list)
+    ended: dict[int, float] = field(default_factory=dict)
     enough: Enough = Enough()
     gather: float = PATIENCE
     dimension: int = DIMENSION
@@ -147,9 +150,13 @@ class Federation:
             )
             for played in self.played(transport, key):
                 self.rounds_played.setdefault(member, []).append(played.round)
-            self.wire[member] = transport.wire_bytes
+            self.wire[member], self.ended[member] = transport.wire_bytes, self.network.clock.now()
             self.kept[member] = max(len(sent) for sent in links._outbox._sent.values())
             return transport.local(played.models)
+
+    def named(self, event):
+        """Which members told of something, and of whom."""
+        return {(member, one) for member, name, facts in self.told if name == event for one in facts["members"]}
 
     def missed(self):
         """Who missed whom, and where."""

@@ -15,7 +15,7 @@ from sottovoce.federation.agreement import parse_agreement
 from sottovoce.federation.assembly import assemble_agreement
 from sottovoce.federation.checking import check_neighbours, check_rules
 from sottovoce.federation.events import Connected
-from sottovoce.federation.frames import Kind
+from sottovoce.federation.frames import Hello, Kind
 from sottovoce.federation.grpc_links import GrpcLinks
 from sottovoce.federation.identity import create_identity
 from tests.federation.federation import COLUMNS, SETTINGS, member_files
@@ -77,6 +77,19 @@ def test_who_is_not_there_and_who_has_another_agreement_is_named(clinics):
     assert found[2].neighbours[0].problem == "Hill has another agreement: it differs in privacy.delta, nonce."
     assert [checks.disagree for checks in found.values()] == [True] * 3
     assert [one.same_agreement for one in found[2].neighbours] == [False, True]
+
+
+class OtherVersion(GrpcLinks):
+    def hello(self, neighbour):
+        return replace(super().hello(neighbour), payload=Hello(None, "0.1.7").encode())
+
+
+def test_another_version_of_the_package_is_named_and_nothing_wrong(clinics, monkeypatch):
+    monkeypatch.setattr(checking, "GrpcLinks", OtherVersion)
+    identities, agreement = clinics
+    found = checked(identities, dict.fromkeys(range(3), agreement), PATIENCE)[0]
+    assert found.fine
+    assert [(one.version, one.same_version) for one in found.neighbours[:1]] == [("0.1.7", False)]
 
 
 class LateReturn:

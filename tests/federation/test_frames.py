@@ -23,15 +23,15 @@ AGREEMENT, LENGTH = bytes(range(32)), 24
 HELLO = Hello(Receipt(Place(2, 1), bytes(32), NO_TAG))
 FRAMES = [
     Frame(AGREEMENT, Place(3, 0), 4, Kind.HELLO, HELLO.encode()),
-    Frame(AGREEMENT, Place(3, 1), 4, Kind.MESSAGE, bytes(LENGTH)),
+    Frame(AGREEMENT, Place(3, 1), 4, Kind.MASKED, bytes(LENGTH)),
     Frame(AGREEMENT, Place(3, 1), 4, Kind.ACKNOWLEDGEMENT, bytes(32)),
     Frame(AGREEMENT, Place(4, 0), 4, Kind.WAITING),
     Frame(AGREEMENT, Place(6, 0), 4, Kind.ABSENT, ABSENCE.pack(4, 0)),
 ]
 
 
-def reader():
-    return FrameReader(AGREEMENT, LENGTH)
+def reader(kind=Kind.MASKED):
+    return FrameReader(AGREEMENT, LENGTH, kind)
 
 
 @pytest.mark.parametrize("size", [1, 7, 60, 61, 1000])
@@ -41,14 +41,14 @@ def test_frames_are_read_as_they_were_written_whatever_the_chunks(size):
     assert [frame for chunk in chunks for frame in reads.feed(chunk)] == FRAMES
 
 
-def test_of_the_two_kinds_of_messages_an_agreement_has_one():
+def test_of_the_two_kinds_of_messages_an_agreement_has_one_and_absence_is_for_sums_only():
     plain, masked = (Frame(AGREEMENT, Place(3, 1), 4, kind, bytes(LENGTH)) for kind in (Kind.MESSAGE, Kind.MASKED))
-    reads = FrameReader(AGREEMENT, LENGTH, Kind.MASKED)
-    (found,) = reads.feed(masked.encode())
-    assert found == masked
-    with pytest.raises(Refused) as refusal:
-        reads.feed(plain.encode())
-    assert refusal.value.reason is Reason.FORMAT
+    assert reader().feed(masked.encode()) == [masked]
+    assert reader(Kind.MESSAGE).feed(plain.encode()) == [plain]
+    for kind, frame in ((Kind.MASKED, plain), (Kind.MESSAGE, masked), (Kind.MESSAGE, FRAMES[-1])):
+        with pytest.raises(Refused) as refusal:
+            reader(kind).feed(frame.encode())
+        assert refusal.value.reason is Reason.FORMAT
 
 
 @pytest.mark.parametrize("hello", [HELLO, Hello(None), Hello(None, "x" * 64)])
@@ -57,7 +57,7 @@ def test_a_hello_says_what_was_put_into_it(hello):
     assert hello_in(frame) == hello
 
 
-def header(*, magic=b"soto", version=VERSION, kind=2, agreement=AGREEMENT, length=LENGTH):
+def header(*, magic=b"soto", version=VERSION, kind=Kind.MASKED, agreement=AGREEMENT, length=LENGTH):
     return HEADER.pack(magic, version, kind, agreement, 0, 0, 1, length, NO_TAG)
 
 
@@ -75,7 +75,7 @@ def header(*, magic=b"soto", version=VERSION, kind=2, agreement=AGREEMENT, lengt
         ({"kind": Kind.HELLO, "length": 10}, Reason.LENGTH),
         ({"kind": Kind.ACKNOWLEDGEMENT, "length": 0}, Reason.LENGTH),
         ({"kind": Kind.ABSENT, "length": 0}, Reason.LENGTH),
-        ({"kind": Kind.MASKED}, Reason.FORMAT),
+        ({"kind": Kind.MESSAGE}, Reason.FORMAT),
     ],
 )
 def test_a_wrong_header_is_refused_before_any_payload(wrong, reason):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import socket
 import ssl
 import subprocess
 import sys
 import threading
+import time
 from concurrent import futures
 from dataclasses import replace
 
@@ -18,7 +21,7 @@ from sottovoce.federation.events import Connected, FrameRefused, StrangerRefused
 from sottovoce.federation.frames import Kind, Reason
 from sottovoce.federation.grpc_links import EventLoop
 from sottovoce.federation.identity import time_problem
-from sottovoce.federation.secure_grpc import EXCHANGE, SERVICE, acceptor_credentials, grpc, recognise
+from sottovoce.federation.secure_grpc import EXCHANGE, SERVICE, LinkSettings, acceptor_credentials, grpc, recognise
 from sottovoce.ledger.payloads import Place
 from tests.federation.certificates import new_member, with_certificate
 from tests.federation.grpc_members import HELLO, PATIENCE, Federation, RawNeighbour, frame, payload, play, until
@@ -230,6 +233,21 @@ def hung_up(connection):
     except ConnectionError:
         pass
     return True
+
+
+def test_of_strangers_that_say_nothing_so_many_are_let_in_and_no_more(made):
+    """Each takes memory until it is hung up on."""
+    settings = LinkSettings(handshake=10 * PATIENCE, most_connections=20)
+    with made.links(0, {1}, settings=settings) as first, contextlib.ExitStack() as until_end:
+        made.found_at(0, first.port)
+        with made.links(1, {0}) as second:
+            assert second.meet(PATIENCE) == set()
+            idle = [until_end.enter_context(socket.create_connection(("127.0.0.1", first.port))) for _ in range(60)]
+            deadline = time.monotonic() + PATIENCE
+            while len(over := select.select(idle, [], [], 0.1)[0]) < 41 and time.monotonic() < deadline:
+                pass
+            assert len(over) == 41, "twenty are open, with the neighbour's"
+            assert play(first, second, range(3)) == 3
 
 
 def test_a_probe_names_what_is_wrong(made):
