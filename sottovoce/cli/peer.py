@@ -49,8 +49,8 @@ app.add_typer(peer, name="peer")
 SUMS_ASSUME = (
     "Secure sums hold if every member has compared every fingerprint with its owner (sotto peer check AGREEMENT "
     "--folder FOLDER shows them), and if no member's folder is restored from a copy while all its neighbours but one "
-    "lie. Members can spoil sums unseen. Whoever steals keys later can read frames that were recorded: delete identity.json "
-    "after the run."
+    "lie. Members can spoil sums unseen. Whoever steals keys later can read frames that were recorded: delete "
+    "identity.json after the run."
 )
 
 SUMS_FAIL = (

@@ -209,7 +209,7 @@ def test_all_members_can_restart_at_once_each_in_its_own_time():
 
 # --- algorithms that need all ----------------------------------------------------------------------------------------
 
-NEED_ALL = {"zip-dl", "zip-dl-averaging", "rss-nb", "rss-lb", "decor"}
+NEED_ALL = {"zip-dl", "zip-dl-averaging", "rss-nb", "rss-lb", "decor", "swarm"}
 
 
 @pytest.mark.parametrize("example", examples(), ids=str)
