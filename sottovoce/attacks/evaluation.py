@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from scipy.special import betainccinv, betaincinv, ndtr, ndtri, stdtrit
 
 from sottovoce.errors import InputError
-from sottovoce.learning.prediction_scores import mean_ranks, roc_auc
+from sottovoce.learning.prediction_scores import roc_auc, roc_auc_variance
 from sottovoce.support.config import Document
 
 Array = NDArray[np.float64]
@@ -153,15 +153,6 @@ def evaluate_scores(
         by_round=tuple(by_round),
         roc=_roc(pool),
     )
-
-
-def roc_auc_variance(members: Array, nonmembers: Array) -> float:
-    """DeLong, DeLong and Clarke-Pearson (1988): the variance of the AUC over draws of examples."""
-    m, n = len(members), len(nonmembers)
-    ranks = mean_ranks(np.concatenate([members, nonmembers]))
-    above = (ranks[:m] - mean_ranks(members)) / n
-    below = 1 - (ranks[m:] - mean_ranks(nonmembers)) / m
-    return float(above.var(ddof=1) / m + below.var(ddof=1) / n)
 
 
 # --- AUCs ----------------------------------------------------------------------------------------------------------

@@ -23,6 +23,9 @@ def export(
     uncovered: Annotated[
         bool, Option("--uncovered", help="Export even a model that no privacy figure covers; its card says so.")
     ] = False,
+    scores: Annotated[
+        bool, Option("--scores", help="Put figures on held-out rows into the card; no privacy figure covers these.")
+    ] = False,
     code: Code = None,
     yes: Yes = False,
     as_json: Json = False,
@@ -30,12 +33,14 @@ def export(
     """Write the model of a run as a state dict and as safetensors, with its card. Example: sotto export runs/digits"""
     with activity("the run and its figures"):
         from sottovoce.report.model_export import export_model
+        from sottovoce.report.quality import quality_rows
 
-        found = export_model(run, out, node=node, data=data, uncovered=uncovered)
+        found = export_model(run, out, node=node, data=data, uncovered=uncovered, scores=scores)
     shown = {
         "model": "average of all nodes" if found.node is None else f"of {found.node}",
         "parameters": f"{found.parameters:,}",
         "epsilon": "none covers this model" if found.epsilon is None else f"{round_up(found.epsilon)}, which covers it",
+        **quality_rows(found.scores),
         "folder": str(found.folder),
     }
     answer(found.document(), facts(shown))

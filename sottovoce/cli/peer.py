@@ -296,21 +296,27 @@ def join(
             raise
         except PeerLost as lost:
             raise PeerLost(f"{lost}; here, type {_resuming_line(agreement, given)}") from None
-        alone = _own_baseline(agreed, identity.member.name, table, Path(result["folder"])) if baselines else {}
+        alone = (
+            _own_baseline(agreed, identity.member.name, table, Path(result["folder"]), result["held_out"])
+            if baselines
+            else {}
+        )
     answer(result, _result_table(result, alone))
 
 
-def _own_baseline(agreed: "Agreement", name: str, table: "MemberRows", folder: Path) -> dict[str, str]:
+def _own_baseline(
+    agreed: "Agreement", name: str, table: "MemberRows", folder: Path, scores: "Document"
+) -> dict[str, str]:
     """What this member reaches alone, computed here where it is not there already; on its page, too."""
     from sottovoce.report.page import write_page_of
-    from sottovoce.report.wording import baseline_rows
+    from sottovoce.report.quality import baseline_rows
     from sottovoce.run.baselines import write_baselines
     from sottovoce.run.layout import RunFiles
 
     with activity("training alone"), ends_when_stopped():
         found = write_baselines(RunFiles(folder), agreed.experiment, tables={name: table}, own=name)
         write_page_of(folder, again=True)
-    return baseline_rows(found)
+    return baseline_rows(found, scores)
 
 
 def _resuming_line(agreement: Path, given: Mapping[str, object]) -> str:
@@ -320,16 +326,16 @@ def _resuming_line(agreement: Path, given: Mapping[str, object]) -> str:
 
 
 def _result_table(result: "Document", alone: Mapping[str, str]) -> Table:
+    from sottovoce.report.quality import quality_rows
     from sottovoce.report.wording import heard_text, sums_text
-    from sottovoce.run.run_documents import metric_of
     from sottovoce.support.text import from_json
 
     last, headline = result["metrics"], result["headline"]
-    metric = metric_of(last)
     found = {
         "run": result["name"],
         "algorithm": f"{result['algorithm']}, {result['rounds']} rounds",
-        f"{metric} of this member's model": f"{last[metric]['mean']:.4f} on its own held-out rows",
+        "model": "that of this member, measured on its own held-out rows",
+        **quality_rows(result["held_out"]),
         **alone,
         "epsilon": f"{round_up(from_json(headline['epsilon']))} at delta {result['delta']:g}, {headline['kind']}",
         "sent": f"{last['messages']:,} messages, {size_text(last['bytes'])}",

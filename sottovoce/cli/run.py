@@ -363,7 +363,8 @@ def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution) -> None:
 
 def _facts(run: "RunDocuments") -> Table:
     """The result of one run, with the same final figures as in `sotto compare`."""
-    from sottovoce.report.wording import baseline_rows, noise_text, scores_text
+    from sottovoce.report.quality import baseline_rows, constant_rows, quality_rows
+    from sottovoce.report.wording import noise_text
     from sottovoce.run.run_documents import final_average_text
 
     result, headline = run.result, run.privacy.headline
@@ -372,11 +373,12 @@ def _facts(run: "RunDocuments") -> Table:
     shown = {
         "run": result["name"],
         "algorithm": f"{result['algorithm']} on {result['topology']}, {_rounds(result['rounds'])}",
+        **constant_rows(result.get("held_out")),
         f"test {metric} of the average model": f"{final['average']:.4f}",
         f"test {metric} of nodes": "{mean:.4f} ({min:.4f} to {max:.4f})".format(**final),
         **({"test figures": averaged} if (averaged := final_average_text([settings.metrics.final_rounds])) else {}),
-        **({"average model on held-out rows": scores_text(result["held_out"])} if "held_out" in result else {}),
-        **baseline_rows(run.baselines),
+        **quality_rows(result.get("held_out")),
+        **baseline_rows(run.baselines, result.get("held_out")),
         "sent": f"{last['messages']:,} messages, {size_text(last['bytes'])}{_between(last)}",
         "noise": noise_text(run.privacy),
         "epsilon": _epsilon(run.privacy),

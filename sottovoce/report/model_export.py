@@ -26,6 +26,7 @@ from sottovoce.learning.exported_model import (
     read_description,
     write_exported_model,
 )
+from sottovoce.report.quality import quality_rows
 from sottovoce.report.sweep_report import markdown_table
 from sottovoce.report.wording import headline_sentence, not_covered
 from sottovoce.run.finished_run import FinalModel, FinishedRun, open_final_model
@@ -44,13 +45,14 @@ class Export:
     parameters: int
     covered: bool
     epsilon: float | None
+    scores: Document | None
 
     def document(self) -> Document:
         """As JSON."""
         epsilon = None if self.epsilon is None else to_json(self.epsilon)
         return {
             "folder": str(self.folder), "files": [CARD, DESCRIPTION, PARAMETERS, STATE_DICT], "node": self.node,
-            "parameters": self.parameters, "covered": self.covered, "epsilon": epsilon,
+            "parameters": self.parameters, "covered": self.covered, "epsilon": epsilon, "held_out": self.scores,
         }  # fmt: skip
 
 
@@ -61,11 +63,13 @@ def export_model(
     node: str | None = None,
     data: str | Path | None = None,
     uncovered: bool = False,
+    scores: bool = False,
 ) -> Export:
     """Write the average model of a run, or that of a node, into a new folder: `RUN/export` unless named.
 
     A model that the run's figure does not cover is refused, unless it is wanted `uncovered`: then the card says so, and
-    its owner alone can read the files. `data` is the folder of files that the run was made from.
+    its owner alone can read the files. With `scores` the card has figures on held-out rows. `data` is the folder of
+    files that the run was made from.
     """
     place = Path(run) / EXPORT.name if out is None else Path(out)
     if place.exists():
@@ -74,11 +78,12 @@ def export_model(
     found = open_final_model(Path(run), node=node, data=None if data is None else Path(data), uncovered=uncovered)
     with explaining(place, "a model is written into it", "name another with --out"), new_folder(place):
         write_exported_model(
-            place, _state_dict(found), _description(found), model_card(found), private=not found.is_covered
-        )
+            place, _state_dict(found), _description(found), model_card(found, scores=scores),
+            private=not found.is_covered,
+        )  # fmt: skip
     headline = found.run.privacy.headline
     epsilon = headline.epsilon if found.is_covered else None
-    return Export(place, found.node, len(found.parameters), found.is_covered, epsilon)
+    return Export(place, found.node, len(found.parameters), found.is_covered, epsilon, found.scores)
 
 
 def _state_dict(found: FinalModel) -> dict[str, Tensor]:
@@ -125,7 +130,7 @@ def check_export(run: FinishedRun) -> FolderCheck:
         return check
     given = as_read({"format": FORMAT, **_description(found)})
     check.compare(f"{EXPORT.name}/{DESCRIPTION}", stated, [Given("what the run gives", given)])
-    if card != model_card(found):
+    if card not in (model_card(found), model_card(found, scores=True)):
         check.findings.append(f"{EXPORT.name}/{CARD}: it is not the card that belongs to this run")
     for name, parameters in stored.items():
         if not _same_parameters(parameters, _state_dict(found)):
@@ -155,9 +160,9 @@ UNCOVERED = (
 )
 
 
-def model_card(found: FinalModel) -> str:
+def model_card(found: FinalModel, *, scores: bool = False) -> str:
     """The card, in Markdown. It says nothing that depends on rows but what is computed from them with noise, and
-    figures on held-out rows, which it names as such."""
+    figures on held-out rows if `scores` are wanted there."""
     whose = "the average of all nodes' models" if found.node is None else f"the model of {found.node}"
     name = found.run.experiment.name
     parts = [
@@ -165,7 +170,7 @@ def model_card(found: FinalModel) -> str:
         "## What it is", *_model(found),
         "## On whose data", *_data(found),
         "## Privacy", *_privacy(found),
-        "## How well it does", *_scores(found),
+        "## How well it does", *_scores(found, told=scores),
         "## How to use it", *_use(found),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
@@ -224,13 +229,19 @@ def _privacy(found: FinalModel) -> list[str]:
     ]  # fmt: skip
 
 
-def _scores(found: FinalModel) -> list[str]:
-    """Figures on held-out rows are computed from these without noise, so they do not travel with the model."""
-    if found.run.result.get("held_out") is None:
+def _scores(found: FinalModel, *, told: bool) -> list[str]:
+    """Figures on held-out rows are computed from these without noise, so they travel with the model only if `told`."""
+    if found.scores is None:
         return ["It was not measured on held-out rows."]
+    if not told:
+        return [
+            "It was measured on held-out rows. No figure covers these, so what was found is not here: it is in "
+            "`result.json` of the run, for whoever may see the rows."
+        ]
+    rows = [[name, text.replace("|", "\\|")] for name, text in quality_rows(found.scores).items()]
     return [
-        "It was measured on held-out rows. No figure covers these, so what was found is not here: it is in "
-        "`result.json` of the run, for whoever may see the rows."
+        "\n".join(markdown_table(["figure", "value"], rows)),
+        "These are computed from held-out rows without noise, and no privacy figure covers them.",
     ]
 
 

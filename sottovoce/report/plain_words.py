@@ -1,7 +1,7 @@
 """A run in plain words, for readers who must decide and have never heard of epsilon.
 
-Six questions, in the order in which they are asked: what was done, who could learn what and how surely, what if some
-work together, what is not covered, what the noise cost, and whom to ask. Numbers are those of
+In the order in which they are asked: what was done, who could learn what and how surely, what if some work together,
+what is not covered, how good the model is, what the noise cost, and whom to ask. Numbers are those of
 `privacy.json` and of the run's measurements; nothing is computed here that they do not say.
 """
 
@@ -16,12 +16,12 @@ from sottovoce.privacy.covering_views import NAMED_ONLY
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.views import ViewKind
+from sottovoce.report.quality import quality_answers
 from sottovoce.report.wording import adversary, not_covered, percent
 from sottovoce.run.privacy_document import PrivacyDocument
-from sottovoce.run.run_documents import LESS_IS_BETTER, RunDocuments, final_average_text
+from sottovoce.run.run_documents import RunDocuments
 from sottovoce.support.config import Document
 
-TASKS = {"accuracy": "test accuracy", "rmse": "root mean square error"}
 SENT = {
     "models": "In each round, each of them sent its model to its neighbours, with whom it is linked in a graph",
     "sums": "In each round they sent masked messages, of which others learned only sums",
@@ -31,15 +31,6 @@ SENT = {
 NO_SERVER = "No server collected anything. "
 NOISE = ", with noise added. Noise means random numbers that hide what a single {thing} changed."
 MOST_NOT_COVERED = 7
-NO_BASELINES = (
-    "How good it would be without noise, or for each alone, was not computed. Whoever ran this can do it: "
-    "sotto run FILE --baselines"
-)
-ALONE_AT_A_MEMBER = (
-    "How good all would be without noise, nobody can compute without everybody's records. How good {member} would be "
-    "by itself was not computed. {member} can do it: sotto peer join --baselines"
-)
-ENDS = ("min", "max")
 NOBODY_NAMED = "This report names nobody to ask."
 NAME_SOMEBODY = 'To have a name here, whoever makes the report types: sotto report {folder} --contact "Name, telephone"'
 
@@ -48,15 +39,18 @@ def plain_words(run: RunDocuments, names: Sequence[str] | None, n: int, without_
     """Questions with their answers, and a line for each member. `without_noise` is the same training with no noise."""
     about, privacy = run.experiment.about, run.privacy
     who = Parties(n, names)
+    *first, good, cost = quality_answers(run, who.noun, without_noise)
     return {
         "title": about.title,
         "purpose": about.purpose,
         "questions": [
+            *first,
             ["What was trained, and by whom?", _what_was_done(run, who)],
             ["Who could learn what, and how surely?", _learnable(privacy, who)],
             ["What if some of them work together?", [_together(privacy, who)]],
             ["What is not covered?", _uncovered(run)],
-            ["What did the noise cost?", _cost_of_noise(run, who, without_noise)],
+            good,
+            cost,
             ["Whom can I ask?", [about.contact] if about.contact else _no_contact(run)],
         ],
         "guess_about": "its data" if privacy.adjacency == "user" else "one of its records",
@@ -202,87 +196,6 @@ def _uncovered(run: RunDocuments) -> list[str]:
         return every
     rest = len(every) - MOST_NOT_COVERED
     return [*every[:MOST_NOT_COVERED], f"And {rest} more: see “What is guaranteed, and what is not” below."]
-
-
-def _cost_of_noise(run: RunDocuments, who: Parties, without_noise: RunDocuments | None) -> list[str]:
-    metric, own, found, member = run.metric, run.final_metric("average"), run.baselines, run.result.get("member")
-    measured = _measured(run, who, own)
-    if math.isinf(run.privacy.headline.epsilon):
-        return [measured, "Nothing protects this run, so protection cost nothing."]
-    if found is not None and found["without_noise"] is None:
-        alone = good(metric, found["alone"]["mean"])
-        return [measured, f"A model that {member} trains by itself, without noise, {alone}."]
-    if found is not None:
-        last = run.lines[-1][metric]
-        averaged = final_average_text([run.experiment.metrics.final_rounds])
-        after = [f"After the last round it {good(metric, last['average'])}."] if averaged else []
-        return [
-            measured, *after, _without_noise(metric, last["average"], found["without_noise"]["average"]),
-            _alone(metric, last["mean"], found["without_noise"]["mean"], found["alone"], who),
-        ]  # fmt: skip
-    if without_noise is not None:
-        return [measured, _without_noise(metric, own, without_noise.final_metric("average"))]
-    return [measured, ALONE_AT_A_MEMBER.format(member=member) if member else NO_BASELINES]
-
-
-def _measured(run: RunDocuments, who: Parties, own: float) -> str:
-    """How good the model is, on how many rows, and over which rounds if it is a mean over several."""
-    held_out, settings, member = run.result.get("held_out"), run.experiment.metrics, run.result.get("member")
-    rows = f"{held_out['rows']:,} records" if held_out and settings.test_rows is None else "records"
-    average = f"the average of all {who.noun}s' models"
-    model, where = (f"the model of {member}", " of its own") if member else (average, "")
-    averaged = final_average_text([settings.final_rounds])
-    named = f"{TASKS[run.metric]} {own:.3f}{f', {averaged}' if averaged else ''}"
-    measured = f"On {rows}{where} that were kept back from training, {model} {good(run.metric, own)} ({named})."
-    return measured if held_out is None or averaged else measured + _of_two_classes(held_out)
-
-
-def _of_two_classes(scores: Document) -> str:
-    """How many of each of two classes are recognised, which is what mistakes cost; nothing where there are more."""
-    found = [one for one in scores.get("by_class", []) if one["sensitivity"] is not None]
-    if len(found) != 2:
-        return ""
-    shares = (f"{100 * one['sensitivity']:.1f} % of the {one['rows']:,} that are {one['class']}" for one in found)
-    return f" It recognises {' and '.join(shares)}."
-
-
-def good(metric: str, value: float) -> str:
-    """How good a model is, as the rest of a sentence.
-
-    >>> good("accuracy", 0.9027), good("rmse", 0.43219)
-    ('is right for 90.3 %', 'is off by 0.432')
-    """
-    return f"is off by {value:.3f}" if metric in LESS_IS_BETTER else f"is right for {100 * value:.1f} %"
-
-
-def _without_noise(metric: str, own: float, other: float) -> str:
-    """What the same training reaches without noise, and what noise cost if the figures, as they are shown, differ."""
-    if metric in LESS_IS_BETTER:
-        cost = f"{round(own, 3) - round(other, 3):.3f}"
-    else:
-        cost = f"{round(100 * other, 1) - round(100 * own, 1):.1f} percentage points"
-    lost = f"noise cost {cost}" if float(cost.split()[0]) > 0 else "here noise cost nothing that shows in this figure"
-    return f"Trained without noise, which protects nobody, it {good(metric, other)}: {lost}."
-
-
-def _alone(metric: str, together: float, without_noise: float, alone: Document, who: Parties) -> str:
-    """What each reaches by itself, and whether training together was worth it for one in the mean."""
-    least, most = (good(metric, alone[end]).partition(" for " if metric == "accuracy" else " by ")[2] for end in ENDS)
-
-    def beats(one: float) -> bool:
-        return one < alone["mean"] if metric in LESS_IS_BETTER else one > alone["mean"]
-
-    if beats(together):
-        worth = f"training together helped the average {who.noun}"
-    elif beats(without_noise):
-        worth = f"training together would help the average {who.noun}, but the noise takes more away"
-    else:
-        worth = f"training together did not help the average {who.noun}"
-    return (
-        f"A model that a {who.noun} trains by itself, without noise, {good(metric, alone['mean'])} on average (from "
-        f"{least} to {most}). In this training a {who.noun}'s own model {good(metric, together)} on average; without "
-        f"noise it {good(metric, without_noise)}. By these figures {worth}."
-    )
 
 
 def _no_contact(run: RunDocuments) -> list[str]:

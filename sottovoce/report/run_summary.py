@@ -16,11 +16,10 @@ from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.views import View, read_view
 from sottovoce.report.pairwise_leakage import pairwise_leakage
 from sottovoce.report.plain_words import plain_words
+from sottovoce.report.quality import baseline_rows, confusion_rows, quality_rows
 from sottovoce.report.series import trade_off
 from sottovoce.report.wording import (
     adversary,
-    baseline_rows,
-    confusion_text,
     headline_sentence,
     heard_text,
     noise_text,
@@ -28,7 +27,6 @@ from sottovoce.report.wording import (
     percent,
     protects,
     rounded,
-    scores_text,
     sums_text,
 )
 from sottovoce.run.privacy_document import PrivacyDocument
@@ -41,9 +39,6 @@ NODES, EDGES = 400, 4000
 
 LISTED_NODES = 30
 """Of more nodes the facts are not listed one by one."""
-
-MOST_CLASSES = 10
-"""Confusion matrices of more classes are in `result.json` only."""
 
 NO_ATTACK = "No membership attack has been made on this run yet."
 NOT_RECORDED = (
@@ -191,7 +186,7 @@ def _facts(run: RunDocuments, n: int, names: Sequence[str] | None) -> list[list[
     """What was trained, for reading."""
     settings, privacy = run.experiment, run.privacy
     rows = "" if settings.data.rows is None else f", at most {settings.data.rows} records a node"
-    clipped, member = settings.training.clip, run.result.get("member")
+    clipped, member, scores = settings.training.clip, run.result.get("member"), run.result.get("held_out")
     data = f"{settings.data.name}, partitioned {settings.data.partition}{rows}"
     return [
         ["algorithm", privacy.algorithm],
@@ -202,8 +197,7 @@ def _facts(run: RunDocuments, n: int, names: Sequence[str] | None) -> list[list[
         ["clipping", clipped if settings.training.bound is None else f"{clipped} to norm {settings.training.bound:g}"],
         ["noise", noise_text(privacy)],
         *_each_node(run, n, names),
-        *_scores(run.result),
-        *([name, text] for name, text in baseline_rows(run.baselines).items()),
+        *map(list, {**quality_rows(scores), **confusion_rows(scores), **baseline_rows(run.baselines, scores)}.items()),
         ["seed", f"{settings.seed}, public"],
         ["noise key", _noise_key_sentence(settings, of_member=member is not None)],
         *([["heard", heard_text(run.result["heard"])]] if "heard" in run.result else []),
@@ -224,18 +218,6 @@ def _each_node(run: RunDocuments, n: int, names: Sequence[str] | None) -> list[l
         about += [] if noise is None else [f"noise {noise:.4g}"]
         found.append(f"{name}: {', '.join(about)}")
     return [["each node", "; ".join(found)]] if any(not one.endswith(": ") for one in found) else []
-
-
-def _scores(result: Document) -> list[list[str]]:
-    """How well the average model, or that of a member, does on held-out rows; of many classes without the matrix."""
-    scores = result.get("held_out")
-    if scores is None:
-        return []
-    whose = "own model" if "member" in result else "average model"
-    found = [[f"{whose} on held-out rows", scores_text(scores)]]
-    if 0 < len(scores.get("by_class", ())) <= MOST_CLASSES:
-        found.append(["confusion matrix", confusion_text(scores)])
-    return found
 
 
 def _noise_key_sentence(settings: Experiment, *, of_member: bool) -> str:

@@ -60,7 +60,13 @@ def markdown(
         parts += ["Tuned for the mean over nodes, the same values are best.", ""]
     elif for_nodes:
         parts += ["Tuned for the mean over nodes instead:", "", *table(for_nodes), ""]
-    return "\n".join([*parts, *baseline_table(rows), *embedded(figures)])
+    return "\n".join([*parts, *constants(rows), *baseline_table(rows), *embedded(figures)])
+
+
+def constants(rows: Sequence[SweepRow]) -> list[str]:
+    """Which rows have models that say the same of every held-out record, whatever their accuracy is."""
+    found = [row.label for row in rows if any((one.result.get("held_out") or {}).get("constant") for one in row.runs)]
+    return [f"**Constant models**, which answer the same whatever the record: {'; '.join(found)}.", ""] if found else []
 
 
 def baseline_table(rows: Sequence[SweepRow]) -> list[str]:

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from sottovoce.algorithms.registry import has_independent_noise
 from sottovoce.core.final_models import FinalModels
-from sottovoce.errors import InputError
 from sottovoce.privacy.assumptions import FINAL_MODELS, Assumption, AssumptionKind
 from sottovoce.privacy.covering_views import together
 from sottovoce.privacy.rounding import round_up
@@ -190,57 +189,6 @@ def _who_is(view: View, names: Sequence[str] | None) -> str:
     several = view.size > 1 if view.kind is ViewKind.ANY_COALITION else len(view.members) > 1
     pause = "" if view.kind is ViewKind.EVERYONE and view.final_models is FinalModels.NONE else ","
     return f"{adversary(view, names)}{pause} {'are' if several else 'is'}"
-
-
-def scores_text(scores: Document) -> str:
-    """How well a model does on held-out rows, in a line; of two classes, how much of each is recognised."""
-    if "mae" in scores:
-        return f"mean absolute error {scores['mae']:.4f}, rmse {scores['rmse']:.4f}, on {scores['rows']:,} rows"
-    shown = [f"AUC {_share(scores['auc'])}"]
-    if len(scores["by_class"]) == 2:
-        each = (f"{_share(one['sensitivity'])} for {one['class']}" for one in scores["by_class"])
-        shown.append(f"sensitivity {', '.join(each)}")
-    shown += [f"calibration error {scores['calibration_error']:.4f}", f"Brier score {scores['brier']:.4f}"]
-    return f"{', '.join(shown)}, on {scores['rows']:,} rows"
-
-
-def baseline_rows(baselines: Document | None) -> dict[str, str]:
-    """What the same training came to without noise, and for each node alone; nothing where it was not computed."""
-    if baselines is None:
-        return {}
-    metric, together = baselines["metric"], baselines["without_noise"]
-    if together is None:
-        return {
-            f"{metric} of this member alone": f"{baselines['alone']['mean']:.4f} on its own held-out rows, no noise"
-        }
-    return {
-        f"{metric} without noise": f"{together['average']:.4f} of the average model, {_nodes_text(together)} of nodes",
-        f"{metric} of each node alone": f"{_nodes_text(baselines['alone'])}, without noise and without the others",
-    }
-
-
-def _nodes_text(figures: Document) -> str:
-    return "{mean:.4f} ({min:.4f} to {max:.4f})".format(**figures)
-
-
-def confusion_text(scores: Document) -> str:
-    """The confusion matrix in words: of each class, how many rows are taken for which."""
-    names, counted = [one["class"] for one in scores["by_class"]], scores["confusion"]
-    if [len(counts) for counts in counted] != [len(names)] * len(names):
-        raise InputError(
-            f"a confusion matrix of {len(counted)} rows for {len(names)} classes",
-            "it has a row and a column for each class", "restore result.json, or run again",
-        )  # fmt: skip
-    rows = zip(names, counted, strict=True)
-    return "; ".join(
-        f"{name}: {', '.join(f'{count:,} as {other}' for other, count in zip(names, counts, strict=True) if count)}"
-        for name, counts in rows
-        if any(counts)
-    )
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
 
 
 def sums_text(result: Document) -> dict[str, str]:

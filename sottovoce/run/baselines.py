@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from sottovoce.errors import Diverged
+from sottovoce.learning.prediction_scores import leading_figure
 from sottovoce.learning.tables import Table
 from sottovoce.run.build import build_accountant
 from sottovoce.run.layout import RunFiles
@@ -68,8 +69,12 @@ def compute_baselines(
     nodes = np.array([node for node, name in enumerate(names) if own in (None, name)])
     task, rows = plain.task if own is None else plain.task.hosted(nodes), experiment.metrics.test_rows
     with threads(experiment.machine.threads):
-        joint = None if own is not None else plain.task.evaluate(_together(plain), rows)
-        alone = task.evaluate(_alone(plain, local_step_size(experiment), nodes), rows)
+        together = None if own is not None else _together(plain)
+        joint = None if together is None else plain.task.evaluate(together, rows)
+        singles = _alone(plain, local_step_size(experiment), nodes)
+        alone = task.evaluate(singles, rows)
+        scores = None if together is None else plain.task.score(together.mean(0), rows)
+        each = [task.score(point, rows) for point in singles]
     if not all(np.isfinite(one.loss).all() for one in (alone, joint) if one is not None):
         raise Diverged("baselines with nan or infinity", "there is nothing to measure", "lower the step size")
     summary = vars(NodeSummary.of(alone.metric, 0.0))
@@ -77,6 +82,7 @@ def compute_baselines(
         "metric": alone.metric_name,
         "without_noise": None if joint is None else vars(NodeSummary.of(joint.metric, joint.average_metric)),
         "alone": {key: value for key, value in summary.items() if key != "average"},
+        "held_out": {"without_noise": scores, "alone": _mean_scores(each)},
         "nodes": [
             {
                 "node": names[node], "alone": float(alone.metric[at]),
@@ -84,6 +90,18 @@ def compute_baselines(
             }
             for at, node in enumerate(nodes)
         ],
+    }  # fmt: skip
+
+
+def _mean_scores(each: Sequence[Document]) -> Document:
+    """The leading figure in the mean over nodes, with the mean of the intervals: as if all erred the same way."""
+    found = [one for one in map(leading_figure, each) if one is not None]
+    values = [one.value for one in found if one.value is not None]
+    ends = [one.interval for one in found if one.interval is not None]
+    return {
+        "figure": found[0].figure, "value": float(np.mean(values)) if len(values) == len(each) else None,
+        "interval": np.mean(ends, axis=0).tolist() if len(ends) == len(each) else None,
+        "constant": sum(one.get("constant") is not None for one in each),
     }  # fmt: skip
 
 

@@ -215,6 +215,12 @@ class FinalModel:
     node: str | None
 
     @property
+    def scores(self) -> Document | None:
+        """How well it does on held-out rows, where that was measured: of the average, or of a member's own model."""
+        measured = self.node is None or self.node == self.run.result.get("member")
+        return self.run.result.get("held_out") if measured else None
+
+    @property
     def is_covered(self) -> bool:
         """Whether the headline of the run still holds if this model is published."""
         headline = self.run.privacy.headline

@@ -30,6 +30,7 @@ from sottovoce.learning.tasks import Task, task
 from sottovoce.planning.question import Question
 from sottovoce.privacy import views
 from sottovoce.report.page import write_page_of
+from sottovoce.report.quality import OF_MODEL
 from sottovoce.report.wording import adversary
 from sottovoce.run.build import build_run
 from sottovoce.run.execute import run_experiment
@@ -188,7 +189,7 @@ def test_tables_plots_and_comparisons_have_the_same_final_figure(setting, last, 
         page = inside(Path("page.html"))
         assert page["series"][number]["final"] == pytest.approx(np.mean(found), abs=1e-12)
         (run,) = (one for one in page["runs"] if one["folder"] == str(folders[0]))
-        plain = questions(run)["What did the noise cost?"]
+        plain = questions(run)[OF_MODEL]
         assert f"is right for {100 * found[0]:.1f} % (test accuracy {found[0]:.3f}" in plain
         assert ("mean over the last 7 rounds" in plain) == (last == 7)
     words = "mean over the last 7 rounds" if last == 7 else "after the last round"
@@ -206,7 +207,7 @@ def test_a_run_prints_what_a_comparison_prints(last, sotto, tmp_path, monkeypatc
     (printed,) = re.findall(r"accuracy of the average model +([0-9.]+)", out)
     assert float(printed) == pytest.approx(measured(Path("runs/study"), last), abs=1e-4)
     assert ("mean over the last 5 rounds" in out) == (last == 5)
-    cost = questions(inside(Path("runs/study/report.html"))["runs"][0])["What did the noise cost?"]
+    cost = questions(inside(Path("runs/study/report.html"))["runs"][0])[OF_MODEL]
     after = f"After the last round it is right for {100 * measured(Path('runs/study'), 1):.1f} %."
     assert (after in cost) == (last == 5), cost
 

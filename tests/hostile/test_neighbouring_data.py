@@ -29,6 +29,7 @@ from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task
 from sottovoce.privacy import views
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind
+from sottovoce.report.quality import OF_MODEL, OF_NOISE
 from sottovoce.run import build
 from sottovoce.run.privacy_report import report_privacy, sigma_of
 from sottovoce.run.run_accountant import calibrate_run
@@ -175,7 +176,7 @@ def with_another_record(data: Dataset, row: int = 5) -> Dataset:
 
 
 METRICS = ("average_model", "mean_node", "worst_node", "held_out")
-COST, SCORES = "What did the noise cost?", ("average model on held-out rows", "confusion matrix")
+QUALITY, SCORES = (OF_MODEL, OF_NOISE, "Read this first"), ("held-out", "sensitivity", "confusion")
 
 
 def public(place: Path, printed: str) -> dict[str, Any]:
@@ -183,8 +184,8 @@ def public(place: Path, printed: str) -> dict[str, Any]:
     folder = place / "runs" / "small"
     page = inside(folder / "report.html")
     summary = {key: value for key, value in page["runs"][0].items() if key not in METRICS}
-    summary["facts"] = [one for one in summary["facts"] if one[0] not in SCORES]
-    summary["plain"]["questions"] = [one for one in summary["plain"]["questions"] if one[0] != COST]
+    summary["facts"] = [one for one in summary["facts"] if not one[0].startswith(SCORES)]
+    summary["plain"]["questions"] = [one for one in summary["plain"]["questions"] if one[0] not in QUALITY]
     result = json.loads((folder / "result.json").read_text())
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {
@@ -193,7 +194,7 @@ def public(place: Path, printed: str) -> dict[str, Any]:
         "privacy": (folder / "privacy.json").read_bytes(),
         "result": {key: value for key, value in result.items() if key not in ("metrics", "held_out", "seconds")},
         "page": json.dumps(summary),
-        "printed": re.sub(r"(?m)^ *(test .*|average model on held-out.*|seconds of training.*)$", "", printed),
+        "printed": re.sub(r"(?m)^ *(test .*|held-out .*|sensitivity .*|seconds of training.*)$", "", printed),
         "lines": [(line.keys(), line["round"], line["messages"], line["bytes"]) for line in lines],
     }
 

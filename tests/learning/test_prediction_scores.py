@@ -5,10 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy.special import log_softmax
-from scipy.stats import rankdata
+from scipy.stats import norm, rankdata
 from sklearn import metrics
 
-from sottovoce.learning.prediction_scores import mean_ranks, probabilities, score_predictions
+from sottovoce.learning.prediction_scores import (
+    FEW,
+    auc_interval,
+    difference_interval,
+    mean_ranks,
+    probabilities,
+    score_predictions,
+    share_interval,
+)
 
 
 def drawn(classes: int, rows: int = 400):
@@ -35,6 +43,7 @@ def test_classification_as_scikit_learn_has_it(classes):
     assert [one["sensitivity"] for one in found["by_class"]] == pytest.approx(recalls.tolist())
     others = [metrics.recall_score(targets != at, chosen != at) for at in range(classes)]
     assert [one["specificity"] for one in found["by_class"]] == pytest.approx(others)
+    assert found["balanced_accuracy"] == pytest.approx(metrics.balanced_accuracy_score(targets, chosen))
     if classes == 2:
         assert found["brier"] == pytest.approx(metrics.brier_score_loss(targets, likely[:, 1]))
 
@@ -48,15 +57,78 @@ def test_calibration_error_of_forecasts_that_are_right_and_of_some_that_are_not(
 
 def test_values():
     found = score_predictions("squared", np.array([[1.0], [2.0], [5.0]]), np.array([1, 4, 4]), ())
-    assert found == {"rows": 3, "mae": 1.0, "rmse": pytest.approx(np.sqrt(5 / 3))}
+    assert found["intervals"] == {"rmse": None, "mae": None, "r2": None}
+    assert (found["rows"], found["mae"], found["rmse"]) == (3, 1.0, pytest.approx(np.sqrt(5 / 3)))
+    rng = np.random.default_rng(0)
+    inside, times = dict.fromkeys(("rmse", "mae", "r2"), 0), 1000
+    for _ in range(times):
+        truth = rng.normal(0, 2, 200)
+        outputs = truth[:, None] / 2 + rng.normal(0, 1, (200, 1))
+        found = score_predictions("squared", outputs, truth, (), unit=3.0)
+        assert found["r2"] == pytest.approx(metrics.r2_score(truth, outputs[:, 0]))
+        true = {"rmse": 3 * np.sqrt(2), "mae": 3 * np.sqrt(2) * np.sqrt(2 / np.pi), "r2": 0.5}
+        for name, value in true.items():
+            low, high = found["intervals"][name]
+            inside[name] += low <= value <= high
+    assert all(0.93 <= count / times <= 0.97 for count in inside.values()), inside
 
 
 def test_a_class_without_rows_has_no_figures():
     found = score_predictions("logistic", np.array([[1.0], [-1.0]]), np.array([0, 0]), ("no", "yes"))
-    assert found["auc"] is None
+    assert (found["auc"], found["intervals"]["auc"], found["intervals"]["accuracy"]) == (None, None, None)
     assert [(one["sensitivity"], one["specificity"]) for one in found["by_class"]] == [(0.5, None), (None, 0.5)]
 
 
 @pytest.mark.parametrize("values", [[0.5, 2.0, 0.5, -1.0, 0.5], [], [1.0, np.nan, 0.0], [-0.0, 0.0, np.inf, -np.inf]])
 def test_ranks_are_those_of_scipy(values):
     np.testing.assert_array_equal(mean_ranks(np.array(values)), rankdata(values))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("area", [0.5, 0.8, 0.95])
+@pytest.mark.parametrize("share", [0.05, 0.5])
+@pytest.mark.parametrize("rows", [12, 60, 1000])
+def test_intervals_of_areas_cover_as_often_as_they_say(rows, share, area):
+    rng = np.random.default_rng(7)
+    distance, inside, told = np.sqrt(2) * norm.ppf(area), 0, 0
+    for drawn in range(1, 40_001):
+        positive = int(rng.binomial(rows, share))
+        above, below = rng.normal(distance, 1, positive), rng.normal(0, 1, rows - positive)
+        found = auc_interval(above, below)
+        assert (found is None) == (min(positive, rows - positive) < FEW)
+        if found is not None:
+            told, inside = told + 1, inside + (found[0] <= area <= found[1])
+        if told == 1000 or (drawn == 1000 and told < 10):  # 5 % of 12 rows: too few to say
+            break
+    assert told < 10 or 0.93 <= inside / told <= 0.97
+
+
+@pytest.mark.parametrize("draw", ["wide", "exponential"])
+def test_intervals_of_areas_hold_for_scores_that_are_no_normal_ones(draw):
+    rng, area, inside, times = np.random.default_rng(3), 0.8, 0, 300
+    for _ in range(times):
+        if draw == "wide":
+            above, below = rng.normal(np.sqrt(5) * norm.ppf(area), 2, 50), rng.normal(0, 1, 950)
+        else:
+            above, below = rng.exponential(area / (1 - area), 50), rng.exponential(1, 950)
+        low, high = auc_interval(above, below)
+        inside += low <= area <= high
+    assert inside / times >= 0.9  # where normal scores are taken for granted: 0.86 and 0.89
+
+
+def test_shares_and_differences():
+    assert share_interval(2, 2) is None
+    assert share_interval(9, 12) == pytest.approx([0.4677, 0.9111], abs=1e-4)
+    # Newcombe (1998), example of 56 of 70 against 48 of 80
+    one, other = share_interval(56, 70), share_interval(48, 80)
+    assert difference_interval(56 / 70, one, 48 / 80, other) == pytest.approx([0.0524, 0.3339], abs=1e-4)
+    assert difference_interval(1.0, None, 0.5, other) is None
+
+
+def test_who_always_says_the_same_is_named():
+    outputs, targets = np.full((40, 1), -3.0), np.arange(40) < 4
+    found = score_predictions("logistic", outputs, targets, ("no", "yes"))
+    assert (found["constant"], found["balanced_accuracy"], found["auc"]) == ("no", 0.5, 0.5)
+    assert found["intervals"]["auc"] is None, "four are positive"
+    outputs[0] = 1.0
+    assert score_predictions("logistic", outputs, targets, ("no", "yes"))["constant"] is None

@@ -20,6 +20,7 @@ from sottovoce.privacy.gaussian_dp import guessing_accuracy_bound
 from sottovoce.report.page import write_page, write_page_of
 from sottovoce.report.pairwise_leakage import PAIRS
 from sottovoce.report.plain_words import _by_victim, plain_words
+from sottovoce.report.quality import OF_MODEL, OF_NOISE
 from sottovoce.report.wording import KINDS, percent, rounded
 from sottovoce.run.build import build_run
 from sottovoce.run.execute import run_experiment
@@ -263,8 +264,8 @@ def test_plain_words_say_what_the_run_guarantees(runs, tmp_path):
     assert "two who share everything they received, and even if all 7 others do" in noisy[TOGETHER]
     assert "several records" in noisy["What is not covered?"]
     own, without = (run["average_model"] for run in page["runs"])
-    cost = noisy["What did the noise cost?"]
-    assert f"is right for {100 * own:.1f} % (test accuracy {own:.3f})" in cost
+    assert f"is right for {100 * own:.1f} % (test accuracy {own:.3f})" in noisy[OF_MODEL]
+    cost = noisy[OF_NOISE]
     assert f"Trained without noise, which protects nobody, it is right for {100 * without:.1f} %" in cost
     answer = plain["Who could learn what, and how surely?"]
     assert answer.startswith("Epsilon is infinite")

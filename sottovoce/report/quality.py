@@ -1,0 +1,271 @@
+"""How good a model is, what noise cost it and what training together brought, in words: each figure with its interval
+and its rows, and nothing said to differ unless an interval says so.
+
+>>> figure_text(0.81, [0.72, 0.88]), figure_text(1.0, None)
+('0.810 (0.720 to 0.880)', '1.000 (too few rows to say how surely)')
+"""
+
+from __future__ import annotations
+
+import math
+
+from sottovoce.errors import InputError
+from sottovoce.learning.prediction_scores import Interval, Leading, difference_interval, leading_figure
+from sottovoce.run.run_documents import LESS_IS_BETTER, RunDocuments, final_average_text
+from sottovoce.support.config import Document
+
+NAMES = {"auc": "AUC", "balanced_accuracy": "balanced accuracy", "rmse": "rmse", "brier": "Brier score"}
+MOST_CLASSES = 10
+"""Confusion matrices of more classes are in `result.json` only."""
+
+NO_BASELINES = (
+    "How good it would be without noise, or for each alone, was not computed. Whoever ran this can do it: "
+    "sotto run FILE --baselines"
+)
+ALONE_AT_A_MEMBER = (
+    "How good all would be without noise, nobody can compute without everybody's records. How good {member} would be "
+    "by itself was not computed. {member} can do it: sotto peer join --baselines"
+)
+OF_MODEL, OF_NOISE = "How good is the model?", "What did the noise cost?"
+
+
+def figure_text(value: float | None, interval: Interval) -> str:
+    """A figure with its interval."""
+    if value is None:
+        return "- (no rows to say)"
+    between = "too few rows to say how surely" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"
+    return f"{value:.3f} ({between})"
+
+
+def _told(scores: Document, name: str) -> str:
+    return figure_text(scores[name], scores.get("intervals", {}).get(name))
+
+
+def _right(scores: Document) -> tuple[int, int]:
+    """So many rows are taken for what they are, and so many would be by always naming the largest class."""
+    return sum(counts[at] for at, counts in enumerate(scores["confusion"])), max(map(sum, scores["confusion"]))
+
+
+# --- for terminals, cards, and the facts of a page -------------------------------------------------------------------
+
+
+def constant_rows(scores: Document | None) -> dict[str, str]:
+    """That a model answers the same whatever the row, if it does."""
+    constant = (scores or {}).get("constant")
+    return {} if constant is None else {"held-out answers": f"always {constant!r}: this model is a constant"}
+
+
+def quality_rows(scores: Document | None) -> dict[str, str]:
+    """Figures on held-out rows; that a model is a constant comes first."""
+    if scores is None:
+        return {}
+    counted = f"{scores['rows']:,}, with 95 % intervals in brackets"
+    if "confusion" not in scores:
+        names = [name for name in ("rmse", "mae", "r2") if name in scores]
+        return {"held-out rows": counted, **{f"held-out {name}": _told(scores, name) for name in names}}
+    right, largest = _right(scores)
+    found = {**constant_rows(scores), "held-out rows": counted}
+    usual = f"{right:,} right; {largest:,} by always naming the largest class"
+    found["held-out accuracy"] = f"{_told(scores, 'accuracy')}, {usual}"
+    for name in ("auc", "balanced_accuracy", "brier", "overconfidence"):
+        if name in scores:
+            found[f"held-out {NAMES.get(name, name)}"] = _told(scores, name)
+    found["held-out calibration error"] = f"{scores['calibration_error']:.4f}"
+    if len(scores["by_class"]) == 2:
+        for one in scores["by_class"]:
+            found[f"sensitivity for {one['class']}"] = f"{_told(one, 'sensitivity')} on {one['rows']:,} rows"
+    return found
+
+
+def confusion_rows(scores: Document | None) -> dict[str, str]:
+    """The confusion matrix in words: of each class, how many rows are taken for which; nothing of many classes."""
+    if scores is None or not 0 < len(scores.get("by_class", ())) <= MOST_CLASSES:
+        return {}
+    names, counted = [one["class"] for one in scores["by_class"]], scores["confusion"]
+    if [len(counts) for counts in counted] != [len(names)] * len(names):
+        raise InputError(
+            f"a confusion matrix of {len(counted)} rows for {len(names)} classes",
+            "it has a row and a column for each class", "restore result.json, or run again",
+        )  # fmt: skip
+    text = "; ".join(
+        f"{name}: {', '.join(f'{count:,} as {other}' for other, count in zip(names, counts, strict=True) if count)}"
+        for name, counts in zip(names, counted, strict=True)
+        if any(counts)
+    )
+    return {"confusion matrix": text}
+
+
+def baseline_rows(baselines: Document | None, scores: Document | None) -> dict[str, str]:
+    """What noise cost and training together brought, by the figure that matters most; nothing if not computed."""
+    if baselines is None:
+        return {}
+    metric, together = baselines["metric"], baselines["without_noise"]
+    found = {} if together is None else {f"{metric} without noise": f"{together['average']:.4f} of the average model"}
+    found[f"{metric} of each node alone" if together else f"{metric} of this member alone"] = (
+        "{mean:.4f} ({min:.4f} to {max:.4f})".format(**baselines["alone"])
+    )
+    own = leading_figure(scores)
+    if own is None or "held_out" not in baselines:
+        return found
+    plain, alone = leading_figure(baselines["held_out"]["without_noise"]), Leading(**_value(baselines))
+    name = NAMES[own.figure]
+    if plain is not None:
+        found["cost of noise"] = (
+            f"{name} {figure_text(own.value, own.interval)} with it, {_of(plain)} without: {_cost(own, plain)}"
+        )
+    found["training together"] = f"{name} {_of(alone)} alone: {_gain(own, alone)}"
+    return found
+
+
+def _value(baselines: Document) -> Document:
+    return {key: baselines["held_out"]["alone"][key] for key in ("figure", "value", "interval")}
+
+
+def _of(found: Leading) -> str:
+    return figure_text(found.value, found.interval)
+
+
+# --- comparisons -----------------------------------------------------------------------------------------------------
+
+
+def _better(one: Leading, other: Leading) -> tuple[float, float] | None:
+    """By how much one is better than another, at least and at most; None where there are too few rows to say."""
+    if one.value is None or other.value is None:
+        return None
+    between = difference_interval(one.value, one.interval, other.value, other.interval)
+    if between is None:
+        return None
+    low, high = between
+    return (-high, -low) if one.figure in LESS_IS_BETTER else (low, high)
+
+
+def _cost(own: Leading, plain: Leading) -> str:
+    """What noise cost."""
+    found = _better(plain, own)
+    if found is None:
+        return "too few rows to say what noise cost"
+    low, high = found
+    if low > 0:
+        return f"noise cost {low:.3f} to {high:.3f}"
+    if high < 0:
+        return f"with noise it is better, by {-high:.3f} to {-low:.3f}"
+    return f"whether noise cost anything does not show; it cost at most {high:.3f}"
+
+
+def _gain(own: Leading, alone: Leading) -> str:
+    """What training together brought, noise and all."""
+    found = _better(own, alone)
+    if found is None:
+        return "too few rows to say whether training together helped"
+    low, high = found
+    if low > 0:
+        return f"training together helped, by {low:.3f} to {high:.3f}"
+    if high < 0:
+        return f"training together did harm, by {-high:.3f} to {-low:.3f}"
+    return f"whether training together helped does not show: the difference is {low:.3f} to {high:.3f}"
+
+
+# --- for the page, in sentences --------------------------------------------------------------------------------------
+
+
+def quality_answers(run: RunDocuments, noun: str, unprotected: RunDocuments | None) -> list[list[str | list[str]]]:
+    """Questions about the model with their answers. `unprotected` is the same training with no noise, if there is."""
+    answers: list[list[str | list[str]]] = [
+        [OF_MODEL, _how_good(run, noun)],
+        [OF_NOISE, _noise(run, noun, unprotected)],
+    ]
+    constant = (run.result.get("held_out") or {}).get("constant")
+    if constant is None:
+        return answers
+    first = (
+        f"The model answers “{constant}” whatever the record. It tells nobody from anybody: as it is, it is worthless."
+    )
+    return [["Read this first", [first]], *answers]
+
+
+def good(metric: str, value: float) -> str:
+    """How good a model is, as the rest of a sentence.
+
+    >>> good("accuracy", 0.9027), good("rmse", 0.43219)
+    ('is right for 90.3 %', 'is off by 0.432')
+    """
+    return f"is off by {value:.3f}" if metric in LESS_IS_BETTER else f"is right for {100 * value:.1f} %"
+
+
+def _how_good(run: RunDocuments, noun: str) -> list[str]:
+    """How good the model is, on how many rows, and over which rounds if it is a mean over several."""
+    scores, settings, member = run.result.get("held_out"), run.experiment.metrics, run.result.get("member")
+    own, averaged = run.final_metric("average"), final_average_text([settings.final_rounds])
+    rows = f"{scores['rows']:,} records" if scores else "records"
+    model, where = (f"the model of {member}", " of its own") if member else (f"the average of all {noun}s' models", "")
+    task = "root mean square error" if run.metric in LESS_IS_BETTER else "test accuracy"
+    named = f"{task} {own:.3f}{f', {averaged}' if averaged else ''}"
+    found = [f"On {rows}{where} that were kept back from training, {model} {good(run.metric, own)} ({named})."]
+    if averaged:
+        found.append(f"After the last round it {good(run.metric, run.lines[-1][run.metric]['average'])}.")
+    if scores is None:
+        return found
+    leading = leading_figure(scores)
+    if leading is None or "confusion" not in scores:
+        return [*found, *([f"Its error is {_of(leading)}: in brackets a 95 % interval."] if leading else [])]
+    right, largest = _right(scores)
+    found.append(
+        f"That is {right:,} of {scores['rows']:,}, or {_told(scores, 'accuracy')}: in brackets, here and below, a 95 % "
+        f"interval. Always naming the largest class would be right for {largest:,}."
+    )
+    if len(scores["by_class"]) == 2:
+        each = (
+            f"{_told(one, 'sensitivity')} of the {one['rows']:,} that are {one['class']}" for one in scores["by_class"]
+        )
+        found.append(f"It recognises {' and '.join(each)}.")
+    return [*found, _against_chance(leading, len(scores["by_class"]))]
+
+
+def _against_chance(found: Leading, classes: int) -> str:
+    chance, what = (0.5, "a coin") if classes == 2 else (1 / classes, "chance")
+    begin = f"Its {NAMES[found.figure]} is {_of(found)}, where {what} has {chance:.3g}"
+    if found.interval is None or found.value is None:
+        return f"{begin}: there are too few records to say whether it tells the classes apart."
+    if found.interval[0] > chance:
+        return f"{begin}: it tells the classes apart."
+    return f"{begin}: that it tells the classes apart does not show."
+
+
+def _noise(run: RunDocuments, noun: str, unprotected: RunDocuments | None) -> list[str]:
+    """What protection cost, and whether training together was worth it."""
+    metric, found, member = run.metric, run.baselines, run.result.get("member")
+    if math.isinf(run.privacy.headline.epsilon):
+        return ["Nothing protects this run, so protection cost nothing."]
+    if found is None and unprotected is None:
+        return [ALONE_AT_A_MEMBER.format(member=member) if member else NO_BASELINES]
+    own, said = leading_figure(run.result.get("held_out")), list[str]()
+    value, plain = _without_noise(found, unprotected)
+    if value is not None:
+        what = f": {NAMES[plain.figure]} {_of(plain)}. On these records {_cost(own, plain)}" if own and plain else ""
+        said.append(f"Trained without noise, which protects nobody, it {good(metric, value)}{what}.")
+    if found is not None:
+        said.append(_alone(found, own, metric, noun))
+    return said
+
+
+def _without_noise(baselines: Document | None, unprotected: RunDocuments | None) -> tuple[float | None, Leading | None]:
+    """The metric without noise, and the figure that matters most; None where nobody knows them."""
+    if baselines is None:
+        assert unprotected is not None, "asked only where one of them is there"
+        return unprotected.final_metric("average"), leading_figure(unprotected.result.get("held_out"))
+    together = baselines["without_noise"]
+    value = None if together is None else together["average"]
+    return value, leading_figure(baselines.get("held_out", {}).get("without_noise"))
+
+
+def _alone(baselines: Document, own: Leading | None, metric: str, noun: str) -> str:
+    """What each reaches by itself, and whether training together was worth it for one in the mean."""
+    alone = baselines["alone"]
+    said = f"A model that a {noun} trains by itself, without noise, {good(metric, alone['mean'])}"
+    if alone["min"] != alone["max"]:
+        said += f" on average ({alone['min']:.3f} to {alone['max']:.3f})"
+    if own is None or "held_out" not in baselines:
+        return f"{said}."
+    single, constant = Leading(**_value(baselines)), baselines["held_out"]["alone"]["constant"]
+    said += f": {NAMES[own.figure]} {_of(single)}. On these records {_gain(own, single)}."
+    return said + (f" Of the models trained alone, {constant} always answer the same." if constant else "")
