@@ -54,6 +54,7 @@ COMMANDS = {
     "ledger": "ledger",
     "noise": "noise",
     "plan": "plan",
+    "paper": "paper",
     "account": "account",
     "calibrate": "account",
     "run": "run",

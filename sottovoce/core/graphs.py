@@ -55,12 +55,16 @@ FAST_ERDOS_RENYI = 10_000
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Graph:
-    """A graph without self-loops; `adjacency[i, j]` is set when i sends to j."""
+    """A graph without self-loops; `adjacency[i, j]` is set when i sends to j.
+
+    `positions` are where the nodes of a geometric graph lie in the unit square.
+    """
 
     adjacency: sparse.csr_array
     directed: bool
     name: str
     labels: tuple[Hashable, ...] | None = None
+    positions: NDArray[np.float64] | None = None
 
     @cached_property
     def names(self) -> tuple[str, ...] | None:
@@ -423,7 +427,8 @@ def _geometric(name: str, n: int, *, r: float | None = None, seed: int = 0) -> G
     _few_drawn(name, min(1.0, math.pi * r * r) * n * (n - 1) / 2)
     import networkx as nx
 
-    return Graph.from_networkx(nx.random_geometric_graph(n, r, seed=seed), name=name)
+    found = nx.random_geometric_graph(n, r, seed=seed)
+    return replace(Graph.from_networkx(found, name=name), positions=np.array([at for _, at in found.nodes("pos")]))
 
 
 def _florentine(name: str) -> Graph:

@@ -117,6 +117,23 @@ def muffliato_theorem_6(net: Topology, attacker: int, rounds: int, sigma: float,
     return rounds * muffliato_theorem_1(net, attacker, gossip_steps, sigma)
 
 
+def muffliato_theorem_11(net: Topology, attacker: int, rounds: int, sigma: float) -> Array:
+    """Training with one gossip step a gradient: each gradient's own part in all later messages, added up.
+
+        mu^2(u) = 1/sigma^2  min(T, sum_{k<T} (T - k) sum_{w heard by v}  (W^k)_wu / ||(W^k)_w||^2)
+
+    Theorem 11 of Muffliato's revised text, arXiv 2206.05091. That text could not be had: this is the formula by which
+    MAFALDA's authors compute it (github.com/dimiarbre/MFDL), with their limit of T, what everyone learns.
+
+    Its proof was not seen. The numerator has no square, as printed in that code. On no graph that was tried is it below
+    the exact loss of fixed streams.
+    """
+    W, total = _fixed(net, "Theorem 11"), np.zeros(net.n)
+    for k, rows_PN in enumerate(_responses(W, _heard(W, attacker), rounds)):
+        total += (rounds - k) * (rows_PN / (rows_PN**2).sum(axis=1, keepdims=True)).sum(axis=0)
+    return np.minimum(total, rounds) / sigma**2
+
+
 def _spoken(net: Topology, attacker: int, rounds: int) -> Iterator[Array]:
     """For each step the rows of `W_{0:t}` that the attacker hears."""
     if net.static:
@@ -386,11 +403,11 @@ def _heard(W: sparse.csr_array, node: int) -> NDArray[np.intp]:
 
 
 class Formula(NamedTuple):
-    """A formula evaluated: its name, where it stands and how it was read, and mu^2 of every node."""
+    """A formula: its name, where it stands and how it was read, and what computes mu^2 of every node."""
 
     name: str
     source: str
-    squares: Array
+    squares: Callable[[], Array]
 
 
 @dataclass(frozen=True, eq=False)
@@ -425,10 +442,7 @@ def published(
     the threat models and of MAFALDA are dense.
     """
     adversary = parse_view(adversary, labels=system.topology.names)
-    plain = adversary.kind in (ViewKind.EVERYONE, ViewKind.COALITION) and not adversary.secrets_of
-    if not plain or len(adversary.members) > 1 or adversary.final_models is not FinalModels.NONE:
-        return []
-    figures = list(_figures(system, adversary, lipschitz))
+    figures = list(formulas(system, adversary, lipschitz=lipschitz))
     if not figures:
         return []
     observation = observe(system, adversary, victims=victims)
@@ -438,7 +452,11 @@ def published(
     return [_beside(figure, observation, squares, distances) for figure in figures]
 
 
-def _figures(system: LinearSystem, adversary: View, lipschitz: float | None) -> Iterator[Formula]:
+def formulas(system: LinearSystem, adversary: View, *, lipschitz: float | None = None) -> Iterator[Formula]:
+    """Those formulas, not computed yet."""
+    plain = adversary.kind in (ViewKind.EVERYONE, ViewKind.COALITION) and not adversary.secrets_of
+    if not plain or len(adversary.members) > 1 or adversary.final_models is not FinalModels.NONE:
+        return
     name, noise, net = system.algorithm.name, system.algorithm.noise, system.topology
     if relative(system.algorithm.sensitivity) is not None:
         raise Unaccountable(
@@ -454,8 +472,8 @@ def _figures(system: LinearSystem, adversary: View, lipschitz: float | None) -> 
     if name == "muffliato" and attacker is not None and plain:
         yield from _of_averaging(net, attacker, system.rounds, sigma)
     if name in ("dp-d-sgd", "muffliato-sgd"):
-        squares = threat_local_bound(net, system.rounds, sigma)
-        yield Formula("local bound", "gossip threat models, Lemma 4", squares)
+        bound = partial(threat_local_bound, net, system.rounds, sigma)
+        yield Formula("local bound", "gossip threat models, Lemma 4", bound)
         if attacker is not None and net.static:
             yield from _of_training(system, attacker, sigma, plain)
     if isinstance(system.correlation, ClassCorrelation):
@@ -467,25 +485,27 @@ def _figures(system: LinearSystem, adversary: View, lipschitz: float | None) -> 
 
 
 def _of_averaging(net: Topology, attacker: int, T: int, sigma: float) -> Iterator[Formula]:
-    squares = muffliato_theorem_1(net, attacker, T, sigma)
-    yield Formula("muffliato Theorem 1", "Muffliato, Theorem 1, eq (6): losses of single messages added up", squares)
+    where, source = (net, attacker, T, sigma), "Muffliato, Theorem 1, eq (6): losses of single messages added up"
+    yield Formula("muffliato Theorem 1", source, partial(muffliato_theorem_1, *where))
     if not net.static:
         return
-    squares = muffliato_corollary_1(net, attacker, T, sigma)
-    yield Formula("muffliato Corollary 1", "Muffliato, Corollary 1: by the random walk on the graph", squares)
+    source = "Muffliato, Corollary 1: by the random walk on the graph"
+    yield Formula("muffliato Corollary 1", source, partial(muffliato_corollary_1, *where))
     if net.graph is not None and net.graph.name.startswith("erdos-renyi"):
         source = "Muffliato, Theorem 4: for a secret random graph and orders with alpha (alpha - 1) <= 2 sigma^2"
-        yield Formula("muffliato Theorem 4", source, muffliato_theorem_4(net, attacker, T, sigma))
+        yield Formula("muffliato Theorem 4", source, partial(muffliato_theorem_4, *where))
 
 
 def _of_training(system: LinearSystem, attacker: int, sigma: float, plain: bool) -> Iterator[Formula]:
     where, K = (system.topology, attacker, system.rounds, sigma), system.algorithm.gossip_steps
     if plain:
-        squares = muffliato_theorem_6(*where, gossip_steps=K)
-        yield Formula("muffliato Theorem 6", "Muffliato, Theorem 6, eq (9)", squares)
+        added_up = partial(muffliato_theorem_6, *where, gossip_steps=K)
+        yield Formula("muffliato Theorem 6", "Muffliato, Theorem 6, eq (9)", added_up)
         if K == 1:
+            source = "Muffliato, arXiv 2206.05091 revised, Theorem 11, as MAFALDA's authors compute it"
+            yield Formula("muffliato Theorem 11", source, partial(muffliato_theorem_11, *where))
             source = "gossip threat models, Theorem 10: the victim's messages alone, own noise removed"
-            yield Formula("threat models Theorem 10", source, threat_theorem_10(*where))
+            yield Formula("threat models Theorem 10", source, partial(threat_theorem_10, *where))
     elif K == 1:
         for number, formula in ((8, threat_theorem_8), (9, threat_theorem_9)):
             source = f"gossip threat models, Theorem {number}, own noise removed"
@@ -513,13 +533,13 @@ def _of_zip_dl(system: LinearSystem, attacker: int, noise: ZeroSum, lipschitz: f
 
 def _variants(name: str, source: str, slip: str, formula: Callable[..., Array]) -> Iterator[Formula]:
     """A formula as printed, and with its slip mended."""
-    yield Formula(name, f"{source}, as printed: {slip}", formula())
-    yield Formula(f"{name}, mended", f"{source}, mended", formula(mended=True))
+    yield Formula(name, f"{source}, as printed: {slip}", formula)
+    yield Formula(f"{name}, mended", f"{source}, mended", partial(formula, mended=True))
 
 
 def _beside(figure: Formula, observation: Observation, known: Array, distances: list[int | None]) -> Published:
     victims = observation.victims
-    squares, paper = figure.squares[victims], AssumptionKind.PAPER.of(source=figure.source)
+    squares, paper = figure.squares()[victims], AssumptionKind.PAPER.of(source=figure.source)
     guarantees = tuple(
         Guarantee(
             int(victim), distance, Kind.AS_PUBLISHED, math.sqrt(square), TrainingProof.NOT_PROVEN,

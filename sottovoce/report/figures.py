@@ -30,12 +30,19 @@ PANEL = 10
 
 @dataclass(frozen=True)
 class Line:
-    """Points of one series; `spread` is drawn as a band around them."""
+    """Points of one series; what lies within `spread` of them, or between the pairs of `ends`, is drawn as a band."""
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
     spread: Sequence[float] | None = None
+    ends: Sequence[tuple[float, float]] | None = None
+
+    @property
+    def band(self) -> list[tuple[float, float]]:
+        """From where to where the band reaches at each point; without one, the points alone."""
+        wide = self.spread or [0.0] * len(self.y)
+        return list(self.ends or [(y - w, y + w) for y, w in zip(self.y, wide, strict=True)])
 
 
 @dataclass(frozen=True)
@@ -58,10 +65,21 @@ def over_seeds(
 
 
 def panels(
-    stem: str, caption: str, series: Sequence[Line], *, x: str, y: str, log_x: bool = False, most: float = math.inf
+    stem: str,
+    caption: str,
+    series: Sequence[Line],
+    *,
+    x: str,
+    y: str,
+    log_x: bool = False,
+    log_y: bool = False,
+    most: float = math.inf,
 ) -> list[Figure]:
-    """A chart of all series; of more than one can tell apart several, on the same scale. Nothing ends above `most`."""
-    finite = [y + side * wide for one in series for y, wide in _banded(one) for side in (-1, 1)]
+    """A chart of all series; of more than one can tell apart several, on the same scale. Nothing ends above `most`.
+
+    With `log_y` what is not positive is left out.
+    """
+    finite = _heights(series, log_y)
     if not finite:
         return []
     parts = [series[at : at + PANEL] for at in range(0, len(series), PANEL)]
@@ -69,8 +87,9 @@ def panels(
     for number, part in enumerate(parts, 1):
         which = f" ({number} of {len(parts)})" if len(parts) > 1 else ""
         drawn = line_chart(
-            part, x=x, y=y, title=caption + which, log_x=log_x, y_range=(min(finite), min(max(finite), most))
-        )
+            part, x=x, y=y, title=caption + which, log_x=log_x, log_y=log_y,
+            y_range=(min(finite), min(max(finite), most)),
+        )  # fmt: skip
         found.append(Figure(stem if number == 1 else f"{stem}-{number}", caption + which, drawn))
     return found
 
@@ -87,6 +106,7 @@ class Axis:
     whole: bool = False
 
     def __call__(self, value: float) -> float:
+        value = max(value, self.low / 2) if self.log else value
         low, high, value = (math.log10(part) if self.log else part for part in (self.low, self.high, value))
         share = (value - low) / ((high - low) or 1.0)
         return self.start + min(max(share, -0.02), 1.02) * (self.stop - self.start)
@@ -113,18 +133,19 @@ def line_chart(
     y: str,
     title: str,
     log_x: bool = False,
+    log_y: bool = False,
     y_range: tuple[float, float] | None = None,
 ) -> str:
     """A chart of all series with axes, grid and legend."""
     across = [value for one in series for value in one.x]
     width = WIDTH + max(0, math.ceil(46 + LETTER * max(len(one.name) for one in series)) - LEGEND)
-    up = [value + side * wide for one in series for value, wide in _banded(one) for side in (-1, 1)]
+    up = _heights(series, log_y)
     low, high = y_range or (min(up), max(up))
-    margin = 0.05 * (high - low or 1.0)
+    margin = 0.0 if log_y else 0.05 * (high - low or 1.0)
     horizontal = Axis(
         min(across), max(across), LEFT, WIDTH - LEGEND, log_x, all(float(at).is_integer() for at in across)
     )
-    vertical = Axis(low - margin, high + margin, HEIGHT - BOTTOM, TOP)
+    vertical = Axis(low - margin, high + margin, HEIGHT - BOTTOM, TOP, log_y)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" font-family="sans-serif" '
         f'font-size="12" fill="#808080" role="img"><title>{escape(title)}</title>',
@@ -136,10 +157,10 @@ def line_chart(
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _banded(one: Line) -> list[tuple[float, float]]:
-    """Finite values with how far their band reaches."""
-    wide = one.spread or [0.0] * len(one.y)
-    return [(y, w) for y, w in zip(one.y, wide, strict=True) if math.isfinite(y) and math.isfinite(w)]
+def _heights(series: Sequence[Line], log_y: bool) -> list[float]:
+    """All values that can be drawn, and the ends of their bands."""
+    values = [value for one in series for point, band in zip(one.y, one.band, strict=True) for value in (point, *band)]
+    return [value for value in values if math.isfinite(value) and (value > 0 or not log_y)]
 
 
 def _frame(horizontal: Axis, vertical: Axis, x: str, y: str) -> list[str]:
@@ -150,9 +171,9 @@ def _frame(horizontal: Axis, vertical: Axis, x: str, y: str) -> list[str]:
         parts.append(f'<line x1="{at:.1f}" y1="{TOP}" x2="{at:.1f}" y2="{floor}" stroke="#80808040"/>')
         parts.append(f'<text x="{at:.1f}" y="{floor + 16}" text-anchor="middle">{value:g}</text>')
     for value in vertical.ticks():
-        at = vertical(value)
+        at, label = vertical(value), value if vertical.log else round(value, 10)
         parts.append(f'<line x1="{LEFT}" y1="{at:.1f}" x2="{right}" y2="{at:.1f}" stroke="#80808040"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{round(value, 10):g}</text>')
+        parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{label:g}</text>')
     middle = (LEFT + right) / 2
     parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x)}</text>')
     parts.append(
@@ -163,12 +184,12 @@ def _frame(horizontal: Axis, vertical: Axis, x: str, y: str) -> list[str]:
 
 def _series(one: Line, number: int, horizontal: Axis, vertical: Axis) -> list[str]:
     colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
-    finite = [index for index, value in enumerate(one.y) if math.isfinite(value)]
+    finite = [at for at, value in enumerate(one.y) if math.isfinite(value) and (value > 0 or not vertical.log)]
     points = [(horizontal(one.x[index]), vertical(one.y[index])) for index in finite]
     parts = []
-    if one.spread is not None and finite:
-        above = [(horizontal(one.x[i]), vertical(one.y[i] + one.spread[i])) for i in finite]
-        below = [(horizontal(one.x[i]), vertical(one.y[i] - one.spread[i])) for i in reversed(finite)]
+    if (one.spread is not None or one.ends is not None) and finite:
+        above = [(horizontal(one.x[at]), vertical(one.band[at][1])) for at in finite]
+        below = [(horizontal(one.x[at]), vertical(one.band[at][0])) for at in reversed(finite)]
         parts.append(f'<polygon points="{_points([*above, *below])}" fill="{colour}" opacity="0.18"/>')
     style = f'stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"'
     parts.append(f'<polyline points="{_points(points)}" fill="none" {style}/>')

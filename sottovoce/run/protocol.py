@@ -180,7 +180,12 @@ def _topology(settings: TopologySettings, source: str | Graph, requirement: Requ
 def _graph_file(spec: str, folder: str | None) -> str:
     """A spec whose file is found: where it says, or under the folder of data sets."""
     path = re.sub(r"^file:|(,(component|directed)=[^,]*)+$", "", spec)
-    if not spec.startswith("file:") or os.path.exists(path) or folder is None:
+    if not spec.startswith("file:") or os.path.exists(path):
         return spec
-    in_folder = Path(folder) / path
-    return spec.replace(path, str(in_folder)) if in_folder.exists() else spec
+    in_folder = None if folder is None else Path(folder) / path
+    if in_folder is None or not in_folder.exists():
+        raise InputError(
+            f"no file {path}", "the file of a graph is here or in the folder of data sets",
+            "check the path, and the folder with sotto data",
+        )  # fmt: skip
+    return spec.replace(path, str(in_folder))

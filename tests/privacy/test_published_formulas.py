@@ -22,6 +22,7 @@ from sottovoce import (
     views,
 )
 from sottovoce.core.participation import parse_participation
+from sottovoce.privacy import published_formulas
 from sottovoce.privacy.assumptions import AssumptionKind
 from sottovoce.privacy.exact import routes
 from sottovoce.privacy.guarantee import TrainingProof
@@ -32,6 +33,7 @@ from sottovoce.privacy.published_formulas import (
     muffliato_theorem_1,
     muffliato_theorem_4,
     muffliato_theorem_6,
+    muffliato_theorem_11,
     published,
     threat_local_bound,
     threat_theorem_8,
@@ -120,6 +122,24 @@ def test_muffliato_theorem_6_by_hand():
     """T times Theorem 1 with K steps; at K = 1 only neighbours are said to lose anything."""
     same(muffliato_theorem_6(PAIR, 0, 3, 1.0, gossip_steps=2), [1.5, 4.5])
     same(muffliato_theorem_6(THREE, 0, 7, 1.0), [0.0, 7.0, 0.0])
+
+
+def test_muffliato_theorem_11_by_hand():
+    """Path of three, node 0 hears node 1: of node 1 (T - k) (1/3) / (1/3) but for k = 0, where it hears all of it."""
+    same(muffliato_theorem_11(THREE, 0, 2, 1.0), [1.0, 2.0, 1.0])
+    same(muffliato_theorem_11(metropolis("ring:9"), 0, 2, 2.0)[[2, 3]], [0.25, 0.0])
+    found = figures("dp-d-sgd", metropolis("erdos-renyi:30,p=0.15,seed=1"), views.node(0), 10)
+    assert not found["muffliato Theorem 11"].below.any()
+    assert (found["muffliato Theorem 11"].squares > 5 * found["mafalda Theorem 8, mended"].squares).mean() > 0.5
+
+
+def test_a_formula_that_is_not_asked_for_is_not_computed(monkeypatch):
+    monkeypatch.setattr(published_formulas, "LARGEST", 0.0)
+    system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:6"), rounds=3)
+    found = {one.name: one for one in published_formulas.formulas(system, views.node(0))}
+    same(found["local bound"].squares(), [3.0] * 6)
+    with pytest.raises(Unaccountable, match="dense"):
+        found["threat models Theorem 10"].squares()
 
 
 def test_threat_models_by_hand():
@@ -466,6 +486,7 @@ def test_guarantees_are_marked_as_published_and_never_proven():
     assert list(found) == [
         "local bound",
         "muffliato Theorem 6",
+        "muffliato Theorem 11",
         "threat models Theorem 10",
         "mafalda Theorem 8",
         "mafalda Theorem 8, mended",
