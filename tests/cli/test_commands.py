@@ -37,6 +37,7 @@ FINE = {
     "graph": "ring:6",
     "ledger": "my.ledger",
     "noise": "--graph ring:6 --participation 2x3",
+    "paper": "muffliato theorem-2",
     "peer agree": "settings.toml Hill.member.toml",
     "peer check": "agreement.toml",
     "peer init": "Hill --address hill.example:7443",
@@ -53,7 +54,7 @@ FINE = {
 
 WITH_ARGUMENTS = (
     "graph", "run", "attack", "audit", "compare", "report", "schema", "peer init", "peer agree", "peer check",
-    "peer join", "peer rehearse", "data inspect", "data split", "export", "predict", "plan",
+    "peer join", "peer rehearse", "data inspect", "data split", "export", "paper", "predict", "plan",
 )  # fmt: skip
 """Commands that take words without an option's name."""
 
