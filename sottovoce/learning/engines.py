@@ -100,22 +100,24 @@ class Functional:
 
     def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:
         """`sum_i weight_i clip(g_i)` of each node: every example's gradient by itself, some at a time."""
+        rows, nonfinite = torch.zeros_like(points), 0
+        for node, row in enumerate(points):
+            for some in chunks(stack.weights.shape[1], max(1, VALUES // self.model.layout.size)):
+                inputs, targets, weights = (part[node, some] for part in stack)
+                added = sum_clipped(self.of_each(row, inputs, targets).unsqueeze(0), weights.unsqueeze(0), clip)
+                rows[node] += added.rows[0]
+                nonfinite += added.nonfinite
+        return Clipped(rows, nonfinite)
+
+    def of_each(self, row: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The gradient of every example at one point, B x D."""
         layout = self.model.layout
 
         def loss(parameters: dict[str, Tensor], features: Tensor, target: Tensor) -> Tensor:
             outputs = self.model.outputs_of(parameters, features.unsqueeze(0))
             return self.model.loss.each(outputs, target.unsqueeze(0)).squeeze(0)
 
-        each = vmap(grad(loss), in_dims=(None, 0, 0))
-        rows, nonfinite = torch.zeros_like(points), 0
-        for node, row in enumerate(points):
-            for some in chunks(stack.weights.shape[1], max(1, VALUES // layout.size)):
-                inputs, targets, weights = (part[node, some] for part in stack)
-                gradients = layout.flatten(each(layout.views(row), inputs, targets))
-                added = sum_clipped(gradients.unsqueeze(0), weights.unsqueeze(0), clip)
-                rows[node] += added.rows[0]
-                nonfinite += added.nonfinite
-        return Clipped(rows, nonfinite)
+        return layout.flatten(vmap(grad(loss), in_dims=(None, 0, 0))(layout.views(row), inputs, targets))
 
     @torch.no_grad()
     def outputs(self, points: Tensor, inputs: Tensor) -> Tensor:

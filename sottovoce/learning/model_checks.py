@@ -1,6 +1,7 @@
 """Whether a model fits its data, leaves no trace, and keeps the examples of a batch apart.
 
-Clipping per example bounds what one record does only if its outputs do not depend on the other records.
+Clipping per example bounds what one record does only if neither its outputs nor its gradient depend on the other
+records: code of one's own may mix them on the way back alone.
 
 Shapes: B examples, F inputs, K outputs.
 """
@@ -8,18 +9,24 @@ Shapes: B examples, F inputs, K outputs.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import Dataset
+from sottovoce.learning.engines import Functional
 from sottovoce.learning.models import Model
-from sottovoce.learning.modules import generators_kept, state_of
+from sottovoce.learning.modules import generators_kept, is_known, state_of
 
 PROBES = 3
 """So many examples are put through a model together and one by one."""
+
+DRAWN = 16
+"""So many secretly chosen examples have their gradients taken together and one by one."""
 
 TRIALS = 5
 """So often a gradient must change something before a module is refused for it."""
@@ -63,6 +70,28 @@ def check_model(dataset: Dataset, model: Model, dtype: torch.dtype) -> None:
             f"{model.name}: outputs for an example change with the others of its batch",
             "clipping per example needs examples that do not influence each other",
             "replace the layer that mixes them, such as batch norm by group norm",
+        )
+
+
+def check_gradients(dataset: Dataset, model: Model, dtype: torch.dtype) -> None:
+    """Refuse a model in which the gradient of an example depends on others, taken as clipping per example takes it."""
+    if is_known(model.module):
+        return
+    chosen = np.random.default_rng().integers(len(dataset.examples), size=DRAWN)
+    rows_BF = torch.from_numpy(np.concatenate([dataset.examples[row : row + 1] for row in chosen.tolist()])).to(dtype)
+    try:
+        mixed = _differ(*_in_float64(model, rows_BF, _gradients_together, _gradients_alone))
+    except RuntimeError as error:
+        raise InputError(
+            f"{model.name}: {str(error).splitlines()[0]}",
+            "clipping per example takes the gradient of each example by torch.func",
+            "leave out what vmap cannot do, or clip whole gradients",
+        ) from None
+    if mixed:
+        raise InputError(
+            f"{model.name}: the gradient of an example changes with the others of its batch",
+            "clipping per example needs examples that do not influence each other",
+            "leave out what mixes them on the way back, such as an autograd.Function with a rule of its own for vmap",
         )
 
 
@@ -114,18 +143,23 @@ def examples_interact(model: Model, inputs_BF: Tensor) -> bool:
     Decided in float64, where rounding is far below the tolerance and overflow is rare. Outputs that overflow all the
     same say nothing: then inputs are scaled to at most 1 and asked again.
     """
-    together_BK, alone_BK = _in_float64(model, inputs_BF)
-    if not bool((together_BK.isfinite() & alone_BK.isfinite()).all()):
-        together_BK, alone_BK = _in_float64(model, _at_most_one(inputs_BF))
-    finite_BK = together_BK.isfinite()
-    if not torch.equal(finite_BK, alone_BK.isfinite()):
-        return True
-    if not bool(finite_BK.any()):
+    found = _in_float64(model, inputs_BF, _outputs_together, _outputs_alone)
+    if not all(bool(part.isfinite().all()) for part in found):
+        found = _in_float64(model, _at_most_one(inputs_BF), _outputs_together, _outputs_alone)
+    if not any(bool(part.isfinite().any()) for part in found):
         raise InputError(
             f"{model.name}: no output is finite, even for inputs of at most 1",
             "outputs must be finite to check that examples do not influence each other",
             "check its parameters and layers",
         )
+    return _differ(*found)
+
+
+def _differ(together_BK: Tensor, alone_BK: Tensor) -> bool:
+    """Whether numbers of an example differ by more than rounding, or are finite only together or only alone."""
+    finite_BK = together_BK.isfinite()
+    if not torch.equal(finite_BK, alone_BK.isfinite()):
+        return True
     together_BK, alone_BK = (part.masked_fill(~finite_BK, 0.0) for part in (together_BK, alone_BK))
     return bool((abs(together_BK - alone_BK) > _allowed(together_BK, alone_BK)).any())
 
@@ -137,13 +171,13 @@ def _allowed(together_BK: Tensor, alone_BK: Tensor) -> Tensor:
     return TOLERANCE[together_BK.dtype] * largest_B1 + rounding * largest_B1.max()
 
 
-def _in_float64(model: Model, inputs_BF: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs together and one by one; in the precision of the inputs for a module that works in no other."""
+def _in_float64(model: Model, inputs_BF: Tensor, *ways: Callable[[Model, Tensor], Tensor]) -> list[Tensor]:
+    """What comes of each way; in the precision of the inputs for a module that works in no other."""
     precise = replace(model, module=copy.deepcopy(model.module).double())
     try:
-        return _outputs_together(precise, inputs_BF.double()), _outputs_alone(precise, inputs_BF.double())
+        return [way(precise, inputs_BF.double()) for way in ways]
     except RuntimeError:
-        return _outputs_together(model, inputs_BF), _outputs_alone(model, inputs_BF)
+        return [way(model, inputs_BF) for way in ways]
 
 
 def _at_most_one(inputs_BF: Tensor) -> Tensor:
@@ -160,6 +194,16 @@ def _outputs_together(model: Model, inputs_BF: Tensor) -> Tensor:
 def _outputs_alone(model: Model, inputs_BF: Tensor) -> Tensor:
     row_D = _start(model, inputs_BF.dtype)
     return torch.cat([model.outputs(row_D, own_F.unsqueeze(0)) for own_F in inputs_BF])
+
+
+def _gradients_together(model: Model, inputs_BF: Tensor) -> Tensor:
+    """For targets of zero, a class or a number that is public."""
+    targets_B = torch.zeros(len(inputs_BF), dtype=torch.long if model.loss.name == "cross-entropy" else inputs_BF.dtype)
+    return Functional(model).of_each(_start(model, inputs_BF.dtype), inputs_BF, targets_B)
+
+
+def _gradients_alone(model: Model, inputs_BF: Tensor) -> Tensor:
+    return torch.cat([_gradients_together(model, own_F.unsqueeze(0)) for own_F in inputs_BF])
 
 
 def _start(model: Model, dtype: torch.dtype) -> Tensor:

@@ -49,6 +49,11 @@ def is_plain(module: nn.Module) -> bool:
     return not any(_altered(part) for part in module.modules())
 
 
+def is_known(module: nn.Module) -> bool:
+    """Whether nobody else's code runs in it."""
+    return is_plain(module) and all(type(part).__module__.startswith(KEEP_NOTHING) for part in module.modules())
+
+
 def _altered(module: nn.Module) -> bool:
     overrides = any(hasattr(type(module), name) for name in vars(module))
     return overrides or "parametrizations" in module._modules or any(getattr(module, name) for name in HOOKS)
@@ -74,7 +79,7 @@ def call_alone(module: nn.Module, parameters: dict[str, Tensor], inputs: Tensor)
     A module that is not known to keep nothing is copied, with all that it holds, and works on copies of parameters and
     inputs; random generators end as they began.
     """
-    if is_plain(module) and all(type(part).__module__.startswith(KEEP_NOTHING) for part in module.modules()):
+    if is_known(module):
         return cast("Tensor", functional_call(module, parameters, (inputs.clone(),)))
     replaced = {id(own): own for name, own in module.named_parameters() if name in parameters}
     with generators_kept():

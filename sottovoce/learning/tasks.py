@@ -41,7 +41,7 @@ from sottovoce.learning.catalogue import PublicStatistic, Targets
 from sottovoce.learning.clipping import Clipped, Clipping, clip_rows, parse_clipping
 from sottovoce.learning.datasets import Dataset
 from sottovoce.learning.engines import Engine, Stack, engine_for
-from sottovoce.learning.model_checks import check_model
+from sottovoce.learning.model_checks import check_gradients, check_model
 from sottovoce.learning.models import Model
 from sottovoce.learning.modules import only_linear_layer
 from sottovoce.learning.partitioning import Partition
@@ -141,6 +141,8 @@ class Task:
         """The gradient that the loop calls, from batches and clipping by name or as objects."""
         drawn = parse_batches(batch, self.shards, noise_key) if isinstance(batch, str) else batch
         clipped = self._clipping(clip, bound) if isinstance(clip, str) else clip
+        if clipped.by_example:
+            check_gradients(self.dataset, self.model, self.dtype)
         return Gradients(self, drawn, clipped, local_steps, step_size, weigh_nodes)
 
     def _clipping(self, kind: str, bound: float | None) -> Clipping:

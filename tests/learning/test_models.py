@@ -477,3 +477,62 @@ def test_the_check_of_examples_does_not_depend_on_the_size_of_rows(size, mixing)
     built = models.wrap_module(nn.Sequential(*layers, *([Whitened()] if mixing else [])), "cross-entropy")
     rows = torch.from_numpy(load("digits").examples[:3])
     assert examples_interact(built, rows / rows.abs().max() * size) == mixing
+
+
+class Shared(torch.autograd.Function):
+    """Each example alone gets its own; where examples are taken together, each gets the sum."""
+
+    @staticmethod
+    def forward(rows):
+        return rows.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, given):
+        return given
+
+    @staticmethod
+    def vmap(info, in_dims, rows):
+        return rows.sum(in_dims[0], keepdim=True).expand_as(rows).clone(), in_dims[0]
+
+
+class OnTheWayBack(Shared):
+    """The same in gradients, not in outputs."""
+
+    @staticmethod
+    def backward(ctx, given):
+        return Shared.apply(given)
+
+    @staticmethod
+    def vmap(info, in_dims, rows):
+        return OnTheWayBack.apply(rows), in_dims[0]
+
+
+class Sharing(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.linear, self.function = nn.Linear(64, 10), function
+
+    def forward(self, rows):
+        return self.function.apply(self.linear(rows)) if self.function else self.linear(rows)
+
+
+@pytest.mark.parametrize("function", [Shared, OnTheWayBack])
+def test_examples_that_share_gradients_are_found_where_each_is_clipped(function):
+    built = made(Sharing(function))
+    with pytest.raises(InputError, match="the gradient of an example changes with the others"):
+        built.gradients("full", "per-example", 1.0)
+    built.gradients("full", "whole-gradient", 1.0)
+    made(Sharing(None)).gradients("full", "per-example", 1.0)
+
+
+def test_a_module_that_vmap_cannot_take_is_one_error():
+    class Branching(Sharing):
+        def forward(self, rows):
+            return self.linear(rows) * (2.0 if rows.detach().abs().sum().item() >= 0 else 1.0)
+
+    with pytest.raises(InputError, match="clip whole gradients"):
+        made(Branching(None)).gradients("full", "per-example", 1.0)
