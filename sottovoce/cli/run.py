@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sottovoce.run.privacy_document import PrivacyDocument
     from sottovoce.run.run_documents import RunDocuments
     from sottovoce.run.run_ledger import LedgerFile
-    from sottovoce.run.sweep import SweepRow, SweepRun
+    from sottovoce.run.sweep import Shard, SweepRow, SweepRun
     from sottovoce.support.config import Document, Experiment
     from sottovoce.support.progress import Progress
 
@@ -44,6 +44,10 @@ def run(
     out: Annotated[Path, Option("--out", help="Folder for runs.")] = Path("runs"),
     jobs: Jobs = None,
     only: Annotated[str | None, Option(help="Only the runs of a sweep whose names contain this.")] = None,
+    shard: Annotated[
+        str | None,
+        Option(help="Only this part of a sweep, such as 7/50, resumed; whichever part ends last writes the results."),
+    ] = None,
     processes: Annotated[
         int, Option(min=1, max=256, help="Spread the nodes of one run over this many processes.", show_default=False)
     ] = 1,
@@ -76,6 +80,9 @@ def run(
             {"--baselines": baselines}, "baselines are trained in one process", "leave one of them out",
             beside=" with --processes",
         )  # fmt: skip
+    from sottovoce.run.sweep import parse_shard
+
+    part = None if shard is None else parse_shard(shard)
     with code_from(code_beside(file) if code is None else code):
         wanted = partial(_read_plan, file, settings or [], only, out)
         if place is not None:
@@ -87,8 +94,10 @@ def run(
                 {"--ledger": ledger}, "one run is entered at a time", "add --set for a single run",
                 beside=" with a sweep",
             )  # fmt: skip
-            _run_sweep(plan, jobs, how)
+            refuse_given({"--only": only if shard else None}, "parts are of all runs", "leave one of them out")
+            _run_sweep(plan, jobs, how, part)
         else:
+            refuse_given({"--shard": shard}, "it is a part of a sweep", "leave it out", beside=" with a single run")
             _run_one(plan.single_run(), how)
 
 
@@ -326,20 +335,28 @@ def _run_in_processes(plan: RunPlan, processes: int) -> None:
         raise SystemExit(launch(sys.argv[1:], processes))
 
 
-def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution) -> None:
-    """Carry out all runs, write the page of results, and print its table."""
+def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution, shard: "Shard | None") -> None:
+    """Carry out all runs, or a part of them; once all are there, write the page of results, and print its table."""
     from sottovoce.report.sweep_report import write_results
     from sottovoce.run.run_documents import final_average_text
     from sottovoce.run.sweep import run_experiments, sweep_rows
 
     name, about, before = plan.name, plan.runs[0].experiment.about, how.finished(plan.runs)
+    runs, resume = (plan.runs, how.resume) if shard is None else (shard.of(plan.runs), True)
     with activity(name) as work:
-        finished = run_experiments(plan.runs, how.out, data=how.data, resume=how.resume, jobs=jobs, progress=work.tell)
+        finished = run_experiments(runs, how.out, data=how.data, resume=resume, jobs=jobs, progress=work.tell)
     if how.baselines:
         from sottovoce.run.baselines import with_baselines
 
         with activity("baselines") as work:
             finished = with_baselines(finished, how.out, data=how.data, jobs=jobs, progress=work.tell)
+    if shard is not None:
+        missing = shard.end(how.out / name, finished)
+        if missing:
+            part = {"shard": f"{shard.number} of {shard.count}", "runs": len(runs), "missing": missing}
+            answer({"name": name, **part}, facts(part))
+            return
+        finished = shard.merged(plan.runs, how.out, how.out / name, how.data)
     page = write_results(how.out / name, name, about, finished, plan.command)
     rows = sweep_rows(finished)
     if how.trackers:

@@ -16,6 +16,7 @@ to tune, the one that does best over all seeds is reported, for every variant an
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 from collections import Counter
@@ -33,8 +34,10 @@ from sottovoce.run.layout import RunFiles
 from sottovoce.run.protocol import parse_run
 from sottovoce.run.run_documents import LESS_IS_BETTER, final_mean, metric_of
 from sottovoce.support.config import Document, Experiment, check_document, merge, set_key
+from sottovoce.support.files import write_text
 from sottovoce.support.processes import map_in_processes
 from sottovoce.support.progress import Progress
+from sottovoce.support.text import json_text
 from sottovoce.support.threads import WORKERS
 
 Point = tuple[tuple[str, Any], ...]
@@ -45,6 +48,9 @@ VARYING = ("variants", "grid", "tune", "seeds", "attacks")
 
 
 MOST_RUNS = 10_000
+
+SHARDS = "shards"
+"""Folder of a sweep in which every part says that it has ended."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,7 @@ def run_experiments(
     results: dict[str, Document] = {}
     act = partial(_attempt, out=out, data=data, resume=resume)
     experiments = [run.experiment for run in runs]
-    with closing(map_in_processes(act, experiments, min(jobs or WORKERS, len(runs)))) as answers:
+    with closing(map_in_processes(act, experiments, max(1, min(jobs or WORKERS, len(runs))))) as answers:
         for experiment, result in answers:
             results[experiment.name] = result
             if progress is not None:
@@ -190,6 +196,53 @@ def _attempt(experiment: Experiment, out: Path, data: Path | None, resume: bool)
             "name": experiment.name, "diverged": error.found, "headline": privacy.get("headline"),
             "sigma": privacy.get("sigma"), "delta": experiment.privacy.delta, "seconds": 0.0,
         }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of `count` parts of a sweep, from 1 on, which processes on any machines with one folder carry out."""
+
+    number: int
+    count: int
+
+    def of(self, runs: Sequence[SweepRun]) -> list[SweepRun]:
+        """The runs of this part: every `count`-th, so that seeds and values are spread over parts."""
+        return list(runs[self.number - 1 :: self.count])
+
+    def end(self, sweep: Path, finished: Sequence[FinishedSweepRun]) -> list[int]:
+        """Note that this part has ended, and which of its runs diverged; returns the parts that have not ended."""
+        diverged = [one.result for one in finished if one.diverged]
+        self._file(sweep, self.number).parent.mkdir(parents=True, exist_ok=True)
+        write_text(self._file(sweep, self.number), json_text({"diverged": diverged}), private=True)
+        return [number for number in range(1, self.count + 1) if not self._file(sweep, number).exists()]
+
+    def merged(self, runs: Sequence[SweepRun], out: Path, sweep: Path, data: Path | None) -> list[FinishedSweepRun]:
+        """All runs of a sweep whose parts have ended: finished ones are read, those that diverged stand in notes."""
+        notes = [json.loads(self._file(sweep, number).read_text()) for number in range(1, self.count + 1)]
+        diverged = {one["name"]: one for note in notes for one in note["diverged"]}
+        rest = run_experiments([run for run in runs if run.experiment.name not in diverged], out, data=data, jobs=1)
+        read = {one.run.experiment.name: one for one in rest}
+        return [
+            read.get(name) or FinishedSweepRun(run, diverged[name], RunFiles(out / name).lines())
+            for run in runs if (name := run.experiment.name)
+        ]  # fmt: skip
+
+    def _file(self, sweep: Path, number: int) -> Path:
+        return sweep / SHARDS / f"{number}-of-{self.count}.json"
+
+
+def parse_shard(text: str) -> Shard:
+    """A part of a sweep, such as 7/50.
+
+    >>> parse_shard("7/50")
+    Shard(number=7, count=50)
+    """
+    found = re.fullmatch(r"([1-9][0-9]*)/([1-9][0-9]*)", text)
+    if found is None or int(found[1]) > int(found[2]) or int(found[2]) > MOST_RUNS:
+        raise InputError(
+            f"--shard {text}", "it is a part of all parts, from 1 on", "write --shard 1/50 to --shard 50/50"
+        )
+    return Shard(int(found[1]), int(found[2]))
 
 
 @dataclass(frozen=True)

@@ -245,3 +245,27 @@ def test_recipes_are_valid():
         runs = expand_sweep(document, path.name)
         assert runs
         check_attacks(document, runs)
+
+
+def test_parts_of_a_sweep_go_on_and_the_last_writes_what_one_process_writes(sotto, here):
+    wild = '{name = "wild", algorithm = {sigma = 0.0, step_size = 1e39}},'
+    (here / "sweep.toml").write_text(SWEEP.replace("variants = [", f"variants = [{wild} "))
+    code, whole, err = sotto("run sweep.toml --json --out whole --jobs 1")
+    assert code == 0, err
+    assert (code, "diverged" in (here / "whole/try/results.md").read_text()) == (0, True), err
+    part = "run sweep.toml --out runs --jobs 1 --json --shard {}/4"
+    for number, missing in ((3, [1, 2, 4]), (1, [2, 4]), (1, [2, 4]), (4, [2])):
+        code, out, err = sotto(part.format(number))
+        assert (code, json.loads(out)["missing"]) == (0, missing), err
+        assert not (here / "runs/try/results.md").exists()
+    (here / "runs/try/plain,seed=0/result.json").unlink()  # as if part 3 had been killed before its end, and ran again
+    assert sotto(part.format(3))[0] == 0
+    code, out, err = sotto(part.format(2))
+    assert code == 0, err
+    rows, wanted = (json.loads(text)["runs"] for text in (out, whole))
+    assert [{**row, "seconds": 0} for row in rows] == [{**row, "seconds": 0} for row in wanted]
+    assert (here / "runs/try/results.md").read_text() == (here / "whole/try/results.md").read_text()
+    assert sotto("compare runs/try")[0] == 0
+    for wrong in ("0/4", "5/4", "half", "1/4 --only plain"):
+        assert sotto(f"run sweep.toml --shard {wrong}")[0] == 2
+    assert sotto("run try.toml --shard 1/2")[0] == 2
