@@ -210,7 +210,7 @@ def check(
     require_peers()
     from sottovoce.federation.agreement import read_agreement
     from sottovoce.federation.checking import check_neighbours
-    from sottovoce.federation.identity import load_identity
+    from sottovoce.federation.identity import ends_soon, load_identity
     from sottovoce.federation.joining import member_number
     from sottovoce.federation.member_folder import read_member_settings
     from sottovoce.federation.secure_grpc import LinkSettings
@@ -232,6 +232,9 @@ def check(
             settings=LinkSettings(through_proxy=settings.through_proxy),
         )
     answer(_checks_document(agreed, found), _checks_table(found))
+    for member in (identity.member, *(agreed.member(one.name) for one in found.neighbours)):
+        if (warning := ends_soon(member)) is not None:
+            print_note(warning)
     if identity.member.listen and not found.answered:
         print_note(
             "Another process, perhaps sotto peer join, listens at this member's port: this check asked, and did not "
@@ -250,7 +253,11 @@ def join(
     patience: Annotated[
         float | None, Option(min=0.1, callback=_finite, help="Seconds that a round may wait for neighbours.")
     ] = None,
-    log: Annotated[Path | None, Option(help="Append events to this file, as JSON lines.")] = None,
+    log: Annotated[Path | None, Option(help="Append events to this file, as JSON lines; SIGHUP opens it anew.")] = None,
+    metrics: Annotated[
+        str | None, Option(metavar="HOST:PORT", help="Serve metrics for Prometheus here, 127.0.0.1:9464 for example.")
+    ] = None,
+    metrics_file: Annotated[Path | None, Option(help="Write these metrics to this file every few seconds.")] = None,
     baselines: Annotated[
         bool, Option("--baselines", help="Then train alone here, without noise: what joining bought. Not sent.")
     ] = False,
@@ -268,11 +275,16 @@ def join(
         from sottovoce.federation.agreement import read_agreement
         from sottovoce.federation.events import event_log
         from sottovoce.federation.identity import locked_identity
-        from sottovoce.federation.joining import Watch, join_federation, member_number, member_table
+        from sottovoce.federation.joining import join_federation, member_number, member_table
         from sottovoce.federation.member_folder import read_member_settings
+        from sottovoce.federation.member_run import Watch
+        from sottovoce.federation.metrics import Metrics, exported
 
     leave_with_launcher()
-    given = {"--data": data, "--folder": folder, "--patience": patience, "--log": log}
+    given = {
+        "--data": data, "--folder": folder, "--patience": patience, "--log": log, "--metrics": metrics,
+        "--metrics-file": metrics_file,
+    }  # fmt: skip
     agreed = read_agreement(agreement)
     with locked_identity(folder) as identity:
         member_number(agreed, identity)
@@ -287,10 +299,13 @@ def join(
                 f"{table.clipped:,} numbers of this table lie outside the ranges of their columns and were clipped."
             )
         try:
-            with event_log(log, print_note) as event, activity(agreed.name, first="preparing") as work:
-                result = join_federation(
-                    identity, agreed, table, settings, resume=resume, watch=Watch(work.tell, event), file=agreement
-                )
+            with (
+                event_log(log, print_note) as event,
+                exported(values := Metrics(), metrics, metrics_file),
+                activity(agreed.name, first="preparing") as work,
+            ):
+                watch = Watch(work.tell, event, values)
+                result = join_federation(identity, agreed, table, settings, resume=resume, watch=watch, file=agreement)
         except KeyboardInterrupt:
             print_note(f"To go on, type {_resuming_line(agreement, given)}")
             raise
@@ -441,15 +456,27 @@ def _agreement_document(agreement: "Agreement", guarantees: "AgreedGuarantees", 
 
 
 @peer.command()
-def status(folder: Folder = Path("peer"), as_json: Json = False) -> None:
+def status(
+    folder: Folder = Path("peer"),
+    exit_code: Annotated[
+        bool, Option("--exit-code", help="Exit code 1 if a run needs somebody to look after it: see docs/peers.md.")
+    ] = False,
+    stalled: Annotated[
+        float, Option(min=1, callback=_finite, help="With it, seconds without a step that are too many.")
+    ] = 3600.0,
+    as_json: Json = False,
+) -> None:
     """Show what this member has done and spent, also while it takes part. Example: sotto peer status --folder peer"""
     require_peers()
     from sottovoce.federation.member_folder import LEDGER, member_status
 
-    found = member_status(folder)
+    found = member_status(folder, stalled)
     answer(_status_document(found), _runs_table(found))
     print_sentences(_now(found))
+    print_sentences(found.problems)
     show_lineages(found.lineages, DELTA, folder / LEDGER, after=1)
+    if exit_code and found.problems:
+        raise Exit(1)
 
 
 def _runs_table(found: "MemberStatus") -> Table:
@@ -474,7 +501,7 @@ def _now(found: "MemberStatus") -> "Iterator[str]":
         yield (
             f"A process takes part for {found.member.name}. Its screen and its log show whom it is waiting for."
             if found.running
-            else f"No process takes part for {found.member.name} now. To go on, use sotto peer join ... --resume."
+            else "To go on, use sotto peer join ... --resume."
         )
 
 
@@ -492,7 +519,10 @@ def _status_document(found: "MemberStatus") -> "dict[str, JSON]":
         for run in found.runs
     ]  # fmt: skip
     lineages: list[JSON] = [lineage_document(lineage, DELTA) for lineage in found.lineages]
-    return {"member": found.member.name, "running": found.running, "runs": runs, "lineages": lineages}
+    return {
+        "member": found.member.name, "running": found.running, "runs": runs, "lineages": lineages,
+        "problems": list(found.problems),
+    }  # fmt: skip
 
 
 @peer.command()

@@ -38,7 +38,7 @@ from sottovoce.federation.frames import (
 from sottovoce.federation.grpc_links import CLOCK, GrpcLinks, version_in
 from sottovoce.federation.identity import TIME_REMEDY, Identity, time_problem
 from sottovoce.federation.link_rules import LinkRules, PayloadRule
-from sottovoce.federation.member import Member
+from sottovoce.federation.member import Member, split_address
 from sottovoce.federation.secure_grpc import (
     CHECK,
     COMPARE,
@@ -98,16 +98,6 @@ def probe_tls(identity: Identity, neighbour: Member, timeout: float) -> Neighbou
             return replace(found, problem=f"{address} answers, but not with TLS: {_reason(error)}.")
         with secured:
             return _look(found, secured, identity.member, neighbour)
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port.
-
-    >>> split_address("[2001:db8::1]:7443")
-    ('2001:db8::1', 7443)
-    """
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def _look(found: NeighbourCheck, secured: ssl.SSLSocket, own: Member, neighbour: Member) -> NeighbourCheck:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import datetime
 import json
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,7 +52,7 @@ class Left:
 
 @dataclass(frozen=True)
 class FrameRefused:
-    """A neighbour sent a frame that was not accepted; told once for each reason and connection, and not too often."""
+    """A neighbour sent a frame that was not accepted; reported once for each reason and connection."""
 
     neighbour: MemberNumber
     reason: Reason
@@ -107,6 +109,7 @@ SHOWN = {
     "finished": "This run has already ended. Nothing was played; this is its result.",
     "gather": "Waiting for {members}, {seconds:g} seconds at most.",
     "certificate": "{members} cannot be reached: {problem}; {remedy}.",
+    "certificate_ends": "{warning}",
     "pause": "Paused in round {round}: fewer than {least} neighbours answer. Nothing new is sent before {members} {is} "
     "heard again.",
     "skips": "Rounds {first} to {last} are left out: others have played them without this member.",
@@ -137,6 +140,9 @@ SHOWN = {
 }
 """What is told on stderr of some events. Nothing in an event comes from anybody's rows."""
 
+REFUSALS = ("FrameRefused", "OutOfTurn", "OtherAgreement", "OtherProtocol", "StrangerRefused", "Equivocation")
+"""Names of events about something that was not accepted."""
+
 OUT_OF_TURN = (Reason.TOO_EARLY, Reason.TOO_OLD)
 """Why messages of honest neighbours are refused, too: one is ahead or behind, and sends again what is still needed."""
 
@@ -166,28 +172,67 @@ def link_event(event: LinkEvent, names: Sequence[str], rounds: int) -> tuple[str
     return name, facts
 
 
-@contextmanager
-def event_log(path: Path | None, show: Callable[[str], None]) -> Iterator[Callable[[str, dict[str, JSON]], None]]:
-    """What is to be called with the name of an event and its facts, from any thread."""
-    rule, remedy = "events are appended to it", "name another file with --log"
-    one_at_a_time = threading.Lock()
-    with explaining(path or Path(), rule, remedy):
-        lines = None if path is None else open_to_append(path)
+AGAIN = 60.0
+"""Seconds after which the same refusal is told again: whoever provokes it could fill a disk."""
 
-    def tell(name: str, facts: dict[str, JSON]) -> None:
-        with one_at_a_time:
-            if lines is not None:
+
+class EventLog:
+    """Is called with the name of an event and its facts, from any thread. A hang-up makes it open its file anew."""
+
+    def __init__(self, path: Path | None, show: Callable[[str], None]) -> None:
+        self._path, self._show, self._one_at_a_time = path, show, threading.Lock()
+        self._refused: dict[JSON, float] = {}
+        self._hung_up = False
+        self._open()
+
+    def __call__(self, name: str, facts: dict[str, JSON]) -> None:
+        """Write it down, and show it if a person wants to see it."""
+        with self._one_at_a_time:
+            if name in REFUSALS and not self._is_due(str([name, facts])):
+                return
+            if self._hung_up:
+                self._hung_up = False
+                self.close()
+                self._open()
+            if self._lines is not None:
                 now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-                lines.write(json.dumps({"time": now, "event": name, **facts}) + "\n")
-                lines.flush()
+                self._lines.write(json.dumps({"time": now, "event": name, **facts}) + "\n")
+                self._lines.flush()
             if name in SHOWN:
-                show(shown_text(name, facts))
+                self._show(shown_text(name, facts))
 
+    def _is_due(self, refusal: str) -> bool:
+        now = time.monotonic()
+        if now < self._refused.get(refusal, -AGAIN) + AGAIN:
+            return False
+        self._refused[refusal] = now
+        return True
+
+    def _open(self) -> None:
+        with explaining(self._path or Path(), "events are appended to it", "name another file with --log"):
+            self._lines = None if self._path is None else open_to_append(self._path)
+
+    def close(self) -> None:
+        """Nothing more is written."""
+        if self._lines is not None:
+            self._lines.close()
+
+    def hang_up(self, *_: object) -> None:
+        """Another file lies in the place of this one, or soon will."""
+        self._hung_up = True
+
+
+@contextmanager
+def event_log(path: Path | None, show: Callable[[str], None]) -> Iterator[EventLog]:
+    """The log of a process; with a file, SIGHUP makes it open that anew, so that others can rotate it."""
+    log, listens = EventLog(path, show), path is not None and threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGHUP, log.hang_up) if listens else None
     try:
-        yield tell
+        yield log
     finally:
-        if lines is not None:
-            lines.close()
+        if listens:
+            signal.signal(signal.SIGHUP, before)
+        log.close()
 
 
 def shown_text(name: str, facts: dict[str, JSON]) -> str:

@@ -33,6 +33,7 @@ from sottovoce.federation.events import (
     StrangerRefused,
 )
 from sottovoce.federation.frames import (
+    MESSAGES,
     Frame,
     FrameReader,
     KeyHashes,
@@ -46,7 +47,7 @@ from sottovoce.federation.frames import (
 )
 from sottovoce.federation.identity import Identity, receipt_key
 from sottovoce.federation.link_rules import LinkRules
-from sottovoce.federation.links import NOTHING_SEEN, Equivocation, Links
+from sottovoce.federation.links import NOTHING_SEEN, Links
 from sottovoce.federation.member import Member
 from sottovoce.federation.member_folder import SETTINGS
 from sottovoce.federation.secure_grpc import (
@@ -121,7 +122,7 @@ SELDOM = 1.0
 """Seconds between two reports of one kind about what a neighbour asks: it may ask as often as it likes."""
 
 AGAIN = 60.0
-"""Seconds after which it is reported again that this member waits for the same neighbours, or refuses the same."""
+"""Seconds after which it is reported again that this member waits for the same neighbours."""
 
 NO_KEYS: KeyHashes = MappingProxyType({})
 
@@ -136,7 +137,8 @@ class Edge:
     connection: Connection | None = None
     not_before: float = 0.0
     dialling: asyncio.Task[None] | None = None
-    reported: dict[object, float] = field(default_factory=dict)
+    reported: dict[type[LinkEvent], float] = field(default_factory=dict)
+    heard_at: float | None = None
 
 
 class GrpcLinks(Links):
@@ -169,7 +171,7 @@ class GrpcLinks(Links):
         self._edges = {one: Edge(one, members[one], Pauses(self._settings)) for one in sorted(rules.neighbours)}
         self._loop = EventLoop()
         self._server: grpc.aio.Server | None = None
-        self._stopping = self._met_strangers = False
+        self._stopping = False
         self._awaited: tuple[Set[MemberNumber], float] = frozenset(), 0.0
         self.port: int | None = None
 
@@ -193,6 +195,10 @@ class GrpcLinks(Links):
         connection = self._edges[neighbour].connection
         if connection is not None:
             connection.put(frame)
+
+    def heard_at(self) -> dict[MemberNumber, float]:
+        """When the last message of each neighbour arrived, in seconds since 1970."""
+        return {one: edge.heard_at for one, edge in self._edges.items() if edge.heard_at is not None}
 
     def awaits(self, place: Place, members: Set[MemberNumber]) -> None:
         """Report for whom this member waits; if it is for the same ones in round after round, now and then."""
@@ -267,7 +273,7 @@ class GrpcLinks(Links):
         with contextlib.suppress(TimeoutError, Refused):
             async with asyncio.timeout(self._settings.handshake):
                 greeting = await context.read()
-            self._report_seldom(edge, Checked(edge.number, self._version_of(greeting)), Checked)
+            self._report_seldom(edge, Checked(edge.number, self._version_of(greeting)))
         await context.write(self.hello(edge.number).encode())
         await context.write(CLOCK.pack(time.time()))
 
@@ -286,13 +292,13 @@ class GrpcLinks(Links):
     def _disagreement(self, edge: Edge, keys: tuple[str, ...]) -> None:
         if keys:
             self.differs(edge.number, keys)
-            self._report_seldom(edge, Disagreed(edge.number, keys), Disagreed)
+            self._report_seldom(edge, Disagreed(edge.number, keys))
 
-    def _report_seldom(self, edge: Edge, event: LinkEvent, kind: object, seconds: float = SELDOM) -> None:
+    def _report_seldom(self, edge: Edge, event: LinkEvent) -> None:
         """Report what a neighbour brings about, not so often that it could fill a disk with it."""
         now = time.monotonic()
-        if now >= edge.reported.get(kind, -seconds) + seconds:
-            edge.reported[kind] = now
+        if now >= edge.reported.get(type(event), 0.0) + SELDOM:
+            edge.reported[type(event)] = now
             self._report(event)
 
     def _version_of(self, greeting: bytes) -> str | None:
@@ -310,9 +316,7 @@ class GrpcLinks(Links):
         for edge in self._edges.values():
             if edge.member is found:
                 return edge
-        if not self._met_strangers:
-            self._met_strangers = True
-            self._report(StrangerRefused())
+        self._report(StrangerRefused())
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, "not a certificate of a neighbour")
         raise AssertionError("abort raises")
 
@@ -391,17 +395,18 @@ class GrpcLinks(Links):
         """Take in a frame; whoever goes on sending forged receipts is not listened to any longer."""
         try:
             self.arrived(edge.number, frame)
+            edge.heard_at = time.time() if frame.kind in MESSAGES else edge.heard_at
         except Refused:
             if edge.connection is not None and self.is_distrusted(edge.number):
                 edge.connection.drop("it acknowledged messages that this member has never made")
             raise
 
     def _refused(self, edge: Edge, reason: Reason) -> None:
-        self._report_seldom(edge, FrameRefused(edge.number, reason), reason, AGAIN)
+        self._report(FrameRefused(edge.number, reason))
         if reason is Reason.AGREEMENT:
             self.differs(edge.number)
         if reason is Reason.EQUIVOCATION:
-            self._report_seldom(edge, self.equivocations()[edge.number], Equivocation, AGAIN)
+            self._report(self.equivocations()[edge.number])
 
 
 def _default_bind(address: str) -> str:

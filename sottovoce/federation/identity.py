@@ -45,6 +45,9 @@ BACKDATED = datetime.timedelta(days=7)
 VALID = datetime.timedelta(days=3650)
 """Certificates are valid from before they are made, because clocks are wrong, and for years."""
 
+WARNED = datetime.timedelta(days=30)
+"""So long before the end of a certificate everybody is told."""
+
 SECRET_BYTES = 32
 
 TIME_REMEDY = "set the clock, or make new identities and another agreement if it is right"
@@ -206,6 +209,19 @@ def check_certificate(member: Member, where: str) -> None:
             f"{where}: the certificate of {member.name} is not one that sotto peer init makes",
             "a member's certificate must not be able to sign others", f"ask for {member.name}{SUFFIX} again",
         )  # fmt: skip
+
+
+def certificate_ends(member: Member) -> datetime.datetime:
+    """When a member's certificate ends."""
+    return x509.load_der_x509_certificate(member.certificate_bytes).not_valid_after_utc
+
+
+def ends_soon(member: Member) -> str | None:
+    """That a member's certificate ends within `WARNED`, as it is said; None where there is more time."""
+    ends = certificate_ends(member)
+    if ends > datetime.datetime.now(datetime.UTC) + WARNED:
+        return None
+    return f"The certificate of {member.name} ends on {ends:%Y-%m-%d}: make new identities and an agreement before."
 
 
 def time_problem(member: Member) -> str | None:

@@ -130,6 +130,16 @@ def check_address(address: str, where: str) -> None:
         )  # fmt: skip
 
 
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port.
+
+    >>> split_address("[2001:db8::1]:7443")
+    ('2001:db8::1', 7443)
+    """
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def _is_host(host: str) -> bool:
     """Whether it can be the name of a machine, or an address of version 4, or one of version 6 in brackets."""
     if host[:1] == "[" and host[-1:] == "]":

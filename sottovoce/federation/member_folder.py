@@ -9,7 +9,7 @@ runs/NAME-HASH/     one run
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ from pydantic import Field
 
 from sottovoce.errors import InputError
 from sottovoce.federation.agreement import Agreement, read_agreement
-from sottovoce.federation.identity import LOCK, public_part
+from sottovoce.federation.identity import LOCK, ends_soon, public_part
 from sottovoce.federation.member import Member
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.lineages import Budget, Lineage
@@ -146,21 +146,42 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class MemberStatus:
-    """A member, whether a process takes part for it, its runs by name, and the lineages of data in its ledger."""
+    """A member, whether a process takes part for it, its runs by name, and the lineages of data in its ledger.
+
+    `problems` are what somebody should look after, in sentences.
+    """
 
     member: Member
     running: bool
     runs: tuple[RunStatus, ...]
     lineages: tuple[Lineage, ...]
+    problems: tuple[str, ...]
 
 
-def member_status(folder: Path) -> MemberStatus:
-    """What the folder of a member says; nothing is changed, or kept locked."""
+def member_status(folder: Path, stalled: float = 3600.0) -> MemberStatus:
+    """What the folder of a member says; nothing is changed, or kept locked.
+
+    A run that no process plays, or in which no step has ended for `stalled` seconds, is a problem.
+    """
     member = public_part(folder)
     lineages = _lineages(folder / LEDGER)
     recorded = {run.planned.run: run.round for lineage in lineages for run in lineage.runs}
     runs = sorted(path for path in (folder / "runs").glob("*") if (path / "agreement.toml").exists())
-    return MemberStatus(member, is_locked(folder / LOCK), tuple(_run_status(path, recorded) for path in runs), lineages)
+    running, found = is_locked(folder / LOCK), tuple(_run_status(path, recorded) for path in runs)
+    problems = tuple(_problems(member, running, found, stalled))
+    return MemberStatus(member, running, found, lineages, problems)
+
+
+def _problems(member: Member, running: bool, runs: Sequence[RunStatus], stalled: float) -> Iterator[str]:
+    unfinished, now = [run for run in runs if not run.finished], datetime.now(UTC)
+    if unfinished and not running:
+        yield f"No process takes part for {member.name} now."
+    for run in unfinished if running else ():
+        since = run.last_step or datetime.fromtimestamp((run.folder / "agreement.toml").stat().st_mtime, UTC)
+        if (seconds := (now - since).total_seconds()) > stalled:
+            yield f"{run.agreement.name}: no step has ended for {seconds:.0f} s."
+    known = [run.agreement.member(name) for run in unfinished for name in run.agreement.neighbours(member.name)]
+    yield from dict.fromkeys(filter(None, map(ends_soon, [member, *known])))
 
 
 def last_attendance(folder: Path) -> tuple[int, tuple[str, ...], tuple[str, ...]]:

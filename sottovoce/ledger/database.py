@@ -16,7 +16,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -46,6 +46,9 @@ BESIDE = ("-wal", "-shm", "-journal")
 
 PAGE_BYTES = 1 << 14
 """Of a new file: messages are long, and small pages cost time for each."""
+
+LARGEST_LOG = 1 << 24
+"""Bytes to which the log beside a ledger is cut after a long transaction."""
 
 BEGINNING = hashlib.sha256(b"sottovoce ledger").digest()
 """What the hash of the first entry covers in place of a hash before it."""
@@ -107,6 +110,12 @@ class Database:
     def drop(self, where: str, values: tuple[object, ...]) -> None:
         """Within a transaction: delete payloads. SQLite writes zeros over them."""
         self._connection.execute(f"DELETE FROM payloads WHERE {where}", values)
+
+    def shrink(self) -> None:
+        """Give back the room of what was deleted, if the disk and memory have room for what is left meanwhile."""
+        with suppress(sqlite3.Error):
+            self._connection.execute("PRAGMA temp_store=MEMORY")  # nothing of a ledger lies anywhere else
+            self._connection.execute("VACUUM")
 
     # --- entries ---------------------------------------------------------------------------------------------------
 
@@ -241,6 +250,7 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
         if not read_only:
             connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
             connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute(f"PRAGMA journal_size_limit={LARGEST_LOG}")
             connection.execute("PRAGMA secure_delete=ON")
         found = connection.execute("PRAGMA user_version").fetchone()[0]
         if found == 0 and not read_only and not connection.execute("SELECT * FROM sqlite_master").fetchone():

@@ -16,8 +16,10 @@ import numpy as np
 from sottovoce.federation.agreement import Agreement, read_agreement
 from sottovoce.federation.assembly import assemble_agreement
 from sottovoce.federation.identity import create_identity, locked_identity
-from sottovoce.federation.joining import Watch, join_federation, member_number, member_table
+from sottovoce.federation.joining import join_federation, member_number, member_table
 from sottovoce.federation.member_folder import LEDGER, MemberSettings, run_folder
+from sottovoce.federation.member_run import Watch
+from sottovoce.federation.metrics import Metrics
 from sottovoce.federation.rehearsal import free_ports
 from sottovoce.ledger.database import Database, open_ledger
 from tests.federation.federation import COLUMNS
@@ -72,6 +74,7 @@ class Clinics:
     names: tuple[str, ...] = NAMES[:3]
     addresses: tuple[str, ...] = ()
     events: dict[str, list[tuple[str, dict]]] = field(default_factory=lambda: defaultdict(list))
+    metrics: dict[str, Metrics] = field(default_factory=lambda: defaultdict(Metrics))
 
     def __post_init__(self) -> None:
         (self.folder / "patients.columns.toml").write_text(COLUMNS)
@@ -118,7 +121,8 @@ class Clinics:
         with locked_identity(self.folder / name) as identity:
             member_number(agreement, identity)
             table = member_table(agreement, identity, settings, self.folder / f"{name}.csv")
-            watch = Watch(lambda played, rounds: None, lambda event, facts: self.events[name].append((event, facts)))
+            events = self.events[name]
+            watch = Watch(lambda played, rounds: None, lambda *told: events.append(told), self.metrics[name])
             return join_federation(identity, agreement, table, settings, resume=resume, watch=watch)
 
     def play(self, acts: Mapping[str, Callable[[], object]]) -> dict[str, object]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sottovoce.federation import guarantees, joining
+from sottovoce.federation import guarantees, member_run
 from sottovoce.federation.grpc_links import GrpcLinks
 from sottovoce.federation.journal import GRADIENT, Journal, RecordedInputs
 from sottovoce.federation.links import Mailbox
@@ -100,7 +100,7 @@ class Kills:
             (Journal, "received", receiving), (RecordedInputs, "released", summed),
         ):  # fmt: skip
             patched.setattr(where, name, replaced)
-        patched.setattr(joining, "LinkSettings", lambda **_: QUICK)
+        patched.setattr(member_run, "LinkSettings", lambda **_: QUICK)
         patched.setattr(guarantees, "report_wanted", self._reported_once(guarantees.report_wanted))
 
     def _reported_once(self, report_wanted):

@@ -25,8 +25,7 @@ from pathlib import Path
 from sottovoce.errors import InputError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.frames import Reason
-from sottovoce.federation.joining import whole_lines
-from sottovoce.federation.member_folder import SETTINGS
+from sottovoce.federation.member_folder import SETTINGS, whole_lines
 from sottovoce.ledger.payloads import Place
 from sottovoce.ledger.spending import DEFAULT, Spending
 from sottovoce.ledger.steps import Steps

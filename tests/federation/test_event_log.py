@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import pytest
 
@@ -38,3 +40,29 @@ def test_a_message_out_of_turn_is_logged_and_looks_like_no_attack(tmp_path):
             tell(*link_event(FrameRefused(1, reason), NAMES, 4))
     assert shown == [f"A message from Mercy was refused: {Reason.RANGE.value}."]
     assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["OutOfTurn", "FrameRefused"]
+
+
+def test_a_log_that_was_moved_away_goes_on_in_a_new_file_after_sighup(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with event_log(path, lambda line: None) as tell:
+        tell("round", {"round": 1})
+        path.rename(tmp_path / "log.1")
+        tell("round", {"round": 2})
+        os.kill(os.getpid(), signal.SIGHUP)
+        tell("round", {"round": 3})
+    rounds = [
+        [json.loads(line)["round"] for line in file.read_text().splitlines()] for file in (tmp_path / "log.1", path)
+    ]
+    assert rounds == [[1, 2], [3]]
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+
+def test_the_same_refusal_is_told_once_a_minute_and_another_at_once(tmp_path, monkeypatch):
+    now, shown = [0.0], []
+    monkeypatch.setattr("sottovoce.federation.events.time.monotonic", lambda: now[0])
+    with event_log(tmp_path / "log.jsonl", shown.append) as tell:
+        for seconds in range(90):
+            now[0] = float(seconds)
+            tell(*link_event(FrameRefused(1, Reason.RANGE), NAMES, 4))
+        tell(*link_event(FrameRefused(2, Reason.RANGE), NAMES, 4))
+    assert len(shown) == 3

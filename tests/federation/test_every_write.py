@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from sottovoce.federation import joining
+from sottovoce.federation import joining, member_run
 from sottovoce.ledger.database import Database
 from sottovoce.ledger.steps import Steps
 from sottovoce.run.layout import RunFiles
@@ -63,7 +63,7 @@ class EveryWrite:
 
         patched.setattr(Database, "transaction", dying)
         for where, name in (
-            (joining, "write_text"), (joining, "write"), (joining, "write_page_of"), (RunFiles, "write_document"),
+            (joining, "write_text"), (member_run, "write"), (member_run, "write_page_of"), (RunFiles, "write_document"),
         ):  # fmt: skip
             patched.setattr(where, name, self._dying_around(name, getattr(where, name)))
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from sottovoce.federation.guarantees import build_agreement
 from sottovoce.federation.identity import locked_identity
 from sottovoce.federation.links import Links
 from sottovoce.federation.member_folder import BudgetSettings
+from sottovoce.federation.member_run import MemberRun
 from sottovoce.learning.tables import read_table
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.payloads import Place
@@ -104,6 +107,15 @@ def check_what_was_seen(clinics, agreement, kills):
             assert {Steps(database, agreement.hash).step(LedgerPlace(*place)).sent[names[0]]} == digests
         with clinics.ledger(names[0]) as database:
             assert {Steps(database, agreement.hash).step(LedgerPlace(*place)).received[names[1]]} == digests
+
+
+def test_a_ledger_is_small_again_when_the_run_is_over(tmp_path, kills):
+    """Messages of 60 kB, of which it had kept dozens."""
+    clinics = Clinics(tmp_path, ("Hill", "Mercy"))
+    clinics.run(clinics.agree(rounds=12, model='name = "mlp"\nhidden = [3000]'))
+    with clinics.ledger("Hill") as database:
+        assert database.rows("SELECT COUNT(*) FROM payloads")[0][0] == 0
+    assert sum(file.stat().st_size for file in (tmp_path / "Hill").glob("ledger.db*")) < 200_000
 
 
 def test_no_gradient_is_in_any_ledger(tmp_path, kills, monkeypatch):
@@ -279,7 +291,36 @@ def test_status_says_of_which_round_attendance_is_and_whether_a_process_is_at_it
         _, out, _ = sotto(f"{line} --json")
     found = json.loads(out)
     fits(found, "peer-status")
-    assert (found["running"], found["runs"][0]["last_step"][-6:]) == (True, "+00:00")
+    assert (found["running"], found["runs"][0]["last_step"][-6:], found["problems"]) == (True, "+00:00", [])
+
+
+def test_status_tells_a_health_check_what_somebody_should_look_after(sotto, tmp_path, kills):
+    clinics = Clinics(tmp_path)
+    agreement = clinics.agree(rounds=2)
+    clinics.run(agreement)
+    line = f"peer status --folder {tmp_path / 'Hill'} --exit-code"
+    assert sotto(line)[0] == 0, "the run has ended"
+    (clinics.run_folder(agreement, "Hill") / "result.json").unlink()
+    assert sotto(line)[0] == 1, "nobody plays it"
+    with locked_identity(tmp_path / "Hill"):
+        assert sotto(line)[0] == 0
+        long_ago = time.time() - 120.0
+        os.utime(clinics.run_folder(agreement, "Hill") / "attendance.jsonl", (long_ago, long_ago))
+        assert sotto(f"{line} --stalled 100")[0] == 1
+        assert sotto(f"{line} --stalled 200")[0] == 0
+    assert sotto(f"peer status --folder {tmp_path / 'Hill'}")[0] == 0
+
+
+def test_a_certificate_that_ends_soon_is_told_to_all_before(sotto, tmp_path, kills, monkeypatch):
+    monkeypatch.setattr("sottovoce.federation.identity.VALID", datetime.timedelta(days=20))
+    clinics = Clinics(tmp_path, ("Hill", "Mercy"))
+    agreement = clinics.agree(rounds=2)
+    clinics.run(agreement)
+    told = [facts["member"] for event, facts in clinics.events["Hill"] if event == "certificate_ends"]
+    assert told == ["Hill", "Mercy"]
+    (clinics.run_folder(agreement, "Hill") / "result.json").unlink()
+    _, out, _ = sotto(f"peer status --folder {tmp_path / 'Hill'} --json")
+    assert [problem for problem in json.loads(out)["problems"] if "certificate of Mercy ends on 20" in problem]
 
 
 @pytest.mark.parametrize("ledger", ["older", "gone"])
@@ -318,7 +359,7 @@ def test_a_table_can_be_replaced_until_the_first_message(sotto, tmp_path, kills,
     right, wrong = (tmp_path / f"{name}.csv" for name in ("Hill", "Mercy"))
     line = f"peer join agreement.toml --data {wrong} --folder Hill"
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(joining._MemberRun, "play", _interrupt)
+        interrupted.setattr(MemberRun, "play", _interrupt)
         code, _, err = sotto(line)
     assert code == 130
     assert f"To go on, type sotto {line} --resume\n" in err
@@ -351,7 +392,7 @@ def test_a_run_that_would_pass_the_budget_is_refused_with_the_rounds_that_would_
     assert refusal.value.exit_code == 3
     with clinics.ledger("Hill") as database:
         assert Spending(database).lineage(DEFAULT).runs == ()
-    monkeypatch.setattr(joining._MemberRun, "play", _interrupt)
+    monkeypatch.setattr(MemberRun, "play", _interrupt)
     with pytest.raises(KeyboardInterrupt):
         clinics.join(agreement, "Hill", settings=enough)
     with pytest.raises(Unaccountable, match=wanted):  # its figures are those of privacy.json now

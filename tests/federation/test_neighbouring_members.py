@@ -6,13 +6,16 @@ long, what its log says, and the files that may be handed on.
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from sottovoce.federation.frames import MAGIC, Kind, hello_in
 from sottovoce.federation.grpc_links import GrpcLinks
+from sottovoce.federation.metrics import Metrics
 from sottovoce.ledger.payloads import NO_TAG
 from tests.federation.clinics import DP_D_SGD, Clinics
 
@@ -35,12 +38,17 @@ CASES = {
 }
 
 
+MATTER_OF_TIME = r"sottovoce_(connected|last_message|refused|sent_bytes)"
+"""Metrics that tell when neighbours came, and what was sent again to them."""
+
+
 @dataclass
 class Seen:
     """What others can see of all members, and the numbers that they were sent."""
 
     frames: set = field(default_factory=set)
     events: dict = field(default_factory=dict)
+    metrics: dict = field(default_factory=dict)
     files: dict = field(default_factory=dict)
     numbers: set = field(default_factory=set)
 
@@ -48,7 +56,8 @@ class Seen:
 def see(folder, agreement, monkeypatch):
     """Let all take part; what leaves each of them, and what it writes for others."""
     clinics, seen, transmit = Clinics.__new__(Clinics), Seen(), GrpcLinks.transmit
-    clinics.__dict__.update(folder=folder, names=agreement.names, events={name: [] for name in agreement.names})
+    clinics.__dict__.update(folder=folder, names=agreement.names)
+    clinics.__dict__.update(events={name: [] for name in clinics.names}, metrics=defaultdict(Metrics))
 
     def watched(self, neighbour, frame):
         says = hello_in(frame).version if frame.kind is Kind.HELLO else len(frame.payload)
@@ -66,6 +75,8 @@ def see(folder, agreement, monkeypatch):
         assert results[name]["heard"]["steps"] > 0, results[name]
         told = (event for event in clinics.events[name] if event[0] not in ("waiting", "ending"))  # a matter of time
         seen.events[name] = sorted(map(repr, told))
+        lines = clinics.metrics[name].text().splitlines()
+        seen.metrics[name] = [line for line in lines if not re.match(MATTER_OF_TIME, line)]
         seen.files[name] = [(clinics.run_folder(agreement, name) / file).read_bytes() for file in PUBLIC]
     return seen
 
@@ -94,5 +105,6 @@ def test_what_others_see_does_not_depend_on_one_record(tmp_path, monkeypatch, ca
         other = see(with_record(place, row, RECORDS[what]), agreement, monkeypatch)
         assert other.frames == first.frames
         assert other.events == first.events
+        assert other.metrics == first.metrics
         assert other.files == first.files
         assert not other.numbers & first.numbers

@@ -322,11 +322,16 @@ def test_a_copy_among_new_neighbours_counts_two_releases_with_noise_of_their_own
 
 def first_message(clinics, agreement, sender):
     """Play a run of one round; what a member sent, as its ledger has it."""
-    with playing(clinics, agreement) as members:
+    with playing(clinics, agreement, within=dict.fromkeys(clinics.names, (keep_messages,))) as members:
         assert set(members.codes().values()) == {0}
     with clinics.ledger(sender) as database:
         (payload,) = Steps(database, agreement.hash).step(Place(0, 0)).outgoing.values()
     return np.frombuffer(payload, dtype="<f4").astype(float)
+
+
+def keep_messages():
+    """In a member's process: messages stay in its ledger after the run."""
+    Steps.forget = lambda *_: None
 
 
 def noise_in_a_message(clinics, agreement, name):

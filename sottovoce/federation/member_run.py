@@ -1,0 +1,292 @@
+"""One member's rounds: over which links they go, what is told and measured of them, and what is left at the end."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from sottovoce.core.algorithm import sums_over_all
+from sottovoce.core.arrays import numpy_dtype, to_numpy
+from sottovoce.core.messages import Traffic
+from sottovoce.core.pair_masks import PairMasks
+from sottovoce.core.secret_source import SecretSource
+from sottovoce.errors import InputError
+from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.attendance import Absences, Enough, StepAttendance
+from sottovoce.federation.events import REFUSALS, Connected, Left, LinkEvent, Lost, link_event, named_keys
+from sottovoce.federation.grpc_links import GrpcLinks
+from sottovoce.federation.identity import (
+    TIME_REMEDY,
+    Identity,
+    certificate_ends,
+    ends_soon,
+    pair_secrets,
+    time_problem,
+)
+from sottovoce.federation.journal import Journal, decode_state, encode_state
+from sottovoce.federation.link_rules import LinkRules, link_rules
+from sottovoce.federation.links import Clock
+from sottovoce.federation.member_folder import ATTENDANCE, MemberSettings, heard_over_run
+from sottovoce.federation.metrics import Metrics
+from sottovoce.federation.peer_transport import PeerTransport
+from sottovoce.federation.secure_grpc import LinkSettings
+from sottovoce.ledger.payloads import FIRST, Place
+from sottovoce.report.page import write_page_of
+from sottovoce.run.layout import RunFiles
+from sottovoce.run.privacy_document import PrivacyDocument
+from sottovoce.run.training_run import RunState, TrainingRun, is_measured
+from sottovoce.support.config import Document
+from sottovoce.support.files import open_to_append, write
+from sottovoce.support.processes import signals_wait
+from sottovoce.support.text import JSON, to_json
+
+COMPARISON = 10.0
+"""Seconds in which neighbours with different agreements find out what these differ in."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who is told how it goes: rounds that were played, and what happens, as a name with facts that are not private."""
+
+    progress: Callable[[int, int], None]
+    event: Callable[[str, dict[str, JSON]], None]
+    metrics: Metrics = field(default_factory=Metrics)
+
+
+def rules_of(agreement: Agreement, training_run: TrainingRun, member: int) -> LinkRules:
+    """What this member's links accept."""
+    start = training_run.starting_models(np.array([member]))
+    return link_rules(
+        bytes.fromhex(agreement.hash), training_run.algorithm, training_run.topology, member,
+        rounds=training_run.rounds, dimension=int(start.shape[1]), precision=numpy_dtype(start),
+        message_range=(agreement.message_range[0], agreement.message_range[1]),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MemberRun:
+    """One member's rounds. `budget_left` is what the budget of its data has left, if it has one."""
+
+    identity: Identity
+    agreement: Agreement
+    settings: MemberSettings
+    privacy: PrivacyDocument
+    training_run: TrainingRun
+    journal: Journal
+    files: RunFiles
+    watch: Watch
+    member: int
+    masks: PairMasks | None
+    budget_left: float | None
+    file: Path
+
+    def play(self, begun: tuple[int, bytes] | None) -> tuple[float, Document]:
+        """Play the rounds that are left, and write the model at the end; the seconds it took, and how well it does."""
+        started = time.monotonic()
+        self._begin_metrics()
+        with self._links(begun) as links, open_to_append(self.files.folder / ATTENDANCE) as attendance:
+            transport = self._transport(links, attendance, is_new=begun is None)
+            part = self.training_run.keyed(self._source()).hosted_by(transport)
+            state = _state_before(part, begun)
+            self.journal.state = encode_state(state.loop_state)
+            with open_to_append(self.files.metrics) as metrics:
+                for _, now in part.play(state):
+                    state = now
+                    self.journal.state = encode_state(state.loop_state)
+                    self._after_round(part, transport, state, time.monotonic() - started, metrics)
+                if state.rounds < part.rounds:  # after a restart the last rounds may be left out
+                    end = state._replace(rounds=part.rounds)
+                    self._after_round(part, transport, end, time.monotonic() - started, metrics)
+        model = to_numpy(part.models(state))[0]
+        write(self.files.member_model, lambda file: np.savez(file, model=model), private=True)
+        scores = part.task.score(part.models(state)[0], self.agreement.metrics.test_rows)
+        return time.monotonic() - started, scores
+
+    def finish(self, privacy: Document, seconds: float, scores: Document) -> Document:
+        """Write the result and the page."""
+        experiment = self.agreement.experiment
+        result: Document = {
+            "name": experiment.name, "seed": experiment.seed, "algorithm": privacy["algorithm"],
+            "topology": privacy["topology"], "rounds": experiment.training.rounds, "sigma": privacy["sigma"],
+            "adjacency": experiment.privacy.adjacency, "delta": experiment.privacy.delta,
+            "headline": privacy["headline"], "metrics": self.files.lines()[-1], "held_out": scores,
+            "seconds": round(seconds, 3), "folder": str(self.files.folder), "member": self.identity.member.name,
+            **heard_over_run(self.files.folder, sums=self.masks is not None),
+        }  # fmt: skip
+        self.files.write_document(self.files.result, result)
+        self.watch.metrics.set("finished", 1)
+        write_page_of(self.files.folder, again=False)
+        return result
+
+    @contextmanager
+    def _links(self, begun: tuple[int, bytes] | None) -> Iterator[GrpcLinks]:
+        rules = rules_of(self.agreement, self.training_run, self.member)
+        links = GrpcLinks(
+            rules, self.identity, {one: self.agreement.members[one] for one in rules.neighbours}, report=self._report,
+            bind=self.settings.bind, settings=LinkSettings(through_proxy=self.settings.through_proxy),
+            at=FIRST if begun is None else Place(begun[0], 0), seen=self.journal.seen(rules),
+            key_hashes=self.agreement.key_hashes,
+        )  # fmt: skip
+        with links, signals_wait(links.stop):
+            for place, payloads in self.journal.pending().items():
+                links.send(place, payloads)
+            yield links
+
+    def _transport(self, links: GrpcLinks, attendance: TextIO, *, is_new: bool) -> PeerTransport:
+        settings, agreement = self.settings, self.agreement
+        return PeerTransport(
+            self.training_run.algorithm, self.training_run.topology, links, seconds=settings.patience,
+            gather=settings.gather, enough=Enough(agreement.least_heard, agreement.longest_pause), journal=self.journal,
+            clock=Clock(), tell=_Told(self, links, attendance, is_new), masks=self.masks,
+        )  # fmt: skip
+
+    def _source(self) -> SecretSource:
+        return SecretSource(
+            secret=self.identity.secret, context=bytes.fromhex(self.agreement.hash),
+            pair_secrets=pair_secrets(self.identity, self.agreement, "noise"), keep_coins=self.journal.coins,
+        )  # fmt: skip
+
+    def _after_round(
+        self, part: TrainingRun, transport: PeerTransport, state: RunState, seconds: float, metrics: TextIO
+    ) -> None:
+        total = part.rounds
+        self.watch.progress(state.rounds, total)
+        if is_measured(state.rounds, self.agreement.metrics.every, total):
+            spent, planned = (self.privacy.epsilon_after(at) for at in (state.rounds, total))
+            epsilon: JSON = None if spent is None else {"spent": to_json(spent), "planned": to_json(planned)}
+            line = own_figures(part, state, self.agreement.metrics.test_rows)
+            messages = self.journal.steps_recorded() * len(transport.rules.receivers)
+            sent = {"messages": messages, "bytes": messages * transport.rules.payload.length}
+            taken = {"wire_bytes": state.wire_bytes, "epsilon": epsilon, "seconds": round(seconds, 3)}
+            metrics.write(json.dumps({**line, **sent, **taken}) + "\n")
+            metrics.flush()
+            self.watch.event("round", {"round": state.rounds, "rounds": total, "epsilon": epsilon})
+            if spent is not None:
+                self.watch.metrics.set("epsilon_spent", spent)
+
+    def _report(self, event: LinkEvent) -> None:
+        name, facts = link_event(event, self.agreement.names, self.training_run.rounds)
+        self.watch.event(name, facts)
+        if isinstance(event, Connected | Lost | Left):
+            self.watch.metrics.set("connected", isinstance(event, Connected), member=str(facts["member"]))
+        if name in REFUSALS:
+            member, reason = (str(facts.get(key, other)) for key, other in (("member", ""), ("reason", name)))
+            self.watch.metrics.add("refused", member=member, reason=reason)
+
+    def _begin_metrics(self) -> None:
+        """What is known before the first round, for all neighbours."""
+        metrics, own = self.watch.metrics, self.identity.member.name
+        metrics.set("rounds_planned", self.training_run.rounds)
+        for name in ("rounds", "paused", "finished"):
+            metrics.set(name, 0)
+        planned = self.privacy.epsilon_after(self.training_run.rounds)
+        if planned is not None:
+            metrics.set("epsilon_planned", planned)
+        if self.budget_left is not None:
+            metrics.set("epsilon_left", self.budget_left)
+        for member in (self.agreement.member(name) for name in (own, *self.agreement.neighbours(own))):
+            metrics.set("certificate_ends_timestamp_seconds", certificate_ends(member).timestamp(), member=member.name)
+            if (warning := ends_soon(member)) is not None:
+                self.watch.event("certificate_ends", {"member": member.name, "warning": warning})
+        for name in self.agreement.neighbours(own):
+            metrics.set("connected", 0, member=name)
+        for name in self.agreement.heard_by(own):
+            metrics.add("heard", 0, member=name)
+            metrics.add("missed", 0, member=name)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """Tells how the rounds of a run go, as events and as lines of attendance. `is_new` is a run that was not begun."""
+
+    run: MemberRun
+    links: GrpcLinks
+    attendance: TextIO
+    is_new: bool
+    absences: Absences = field(default_factory=Absences)
+
+    def __call__(self, event: str, *, step: StepAttendance | None = None, **facts: Any) -> None:
+        if step is not None:
+            self._heard(step)
+            return
+        if event == "begin" and self.is_new and self.links.disagreeing() >= self.links.neighbours:
+            self._refuse_agreement()
+        self.run.watch.event(
+            event, {key: self._names(fact) if isinstance(fact, Set) else fact for key, fact in facts.items()}
+        )
+        if event in ("pause", "goes_on"):
+            self.run.watch.metrics.set("paused", event == "pause")
+        for one in sorted(facts["members"]) if event == "slow" else ():
+            self.run.watch.metrics.add("slow", member=self.run.agreement.names[one])
+        for one in sorted(facts["members"]) if event == "gather" else ():
+            problem = time_problem(self.run.agreement.members[one])
+            if problem is not None:
+                self("certificate", members={one}, problem=problem, remedy=TIME_REMEDY)
+
+    def _heard(self, step: StepAttendance) -> None:
+        heard, missing = self._names(step.heard), self._names(step.missing)
+        line = {"round": step.place.round, "step": step.place.step, "heard": heard, "missing": missing}
+        if step.sum_known is not None:
+            line["sum_known"] = step.sum_known
+        self.attendance.write(json.dumps(line) + "\n")
+        self.attendance.flush()
+        self._measure(step)
+        for event, members in self.absences.changed_by(step).items():
+            if event == "missing" and step.sum_known is not None:
+                over_all = sums_over_all(self.run.training_run.algorithm)
+                over = "all members" if over_all else "this member's neighbours"
+                self("sum_failed", members=members, round=step.place.round, over=over)
+            else:
+                self(event, members=members, round=step.place.round)
+
+    def _measure(self, step: StepAttendance) -> None:
+        metrics, names = self.run.watch.metrics, self.run.agreement.names
+        metrics.set("rounds", step.place.round + 1)
+        metrics.set("sent_bytes", self.links.wire_bytes)
+        for metric, members in (("heard", step.heard), ("missed", step.missing)):
+            for one in members:
+                metrics.add(metric, member=names[one])
+        for one, moment in self.links.heard_at().items():
+            metrics.set("last_message_timestamp_seconds", moment, member=names[one])
+
+    def _names(self, members: Set[int]) -> list[JSON]:
+        return [self.run.agreement.names[one] for one in sorted(members)]
+
+    def _refuse_agreement(self) -> None:
+        """Refuse to begin where all neighbours have another agreement; a single one may lie about it."""
+        differing, file = self.links.differences(COMPARISON), self.run.file
+        one = min(self.links.disagreeing())
+        keys, name = differing.get(one), self.run.agreement.names[one]
+        differs = f": it differs in {named_keys(keys)}" if keys else ""
+        raise InputError(
+            f"{name} has another agreement than {file}{differs}", "all members must take part in the same one",
+            f"find out who has the right file; save theirs as {name}.agreement.toml to see both values with "
+            f"sotto peer check {file} --folder {self.run.identity.folder} --against {name}.agreement.toml",
+        )  # fmt: skip
+
+
+def own_figures(part: TrainingRun, state: RunState, test_rows: int | None) -> dict[str, JSON]:
+    """How well this member's model does on its own held-out rows, which are never sent."""
+    found = part.task.evaluate(part.models(state), test_rows)
+    loss, metric = float(found.loss[0]), float(found.metric[0])
+    return {"round": state.rounds, "loss": _alone(loss), found.metric_name: _alone(metric)}
+
+
+def _alone(value: float) -> dict[str, JSON]:
+    return dict.fromkeys(("mean", "min", "max", "average"), value)
+
+
+def _state_before(part: TrainingRun, begun: tuple[int, bytes] | None) -> RunState:
+    """The state before the round at hand: the recorded one, or the start."""
+    start = part.before()
+    if begun is None:
+        return start
+    round, stored = begun
+    return RunState(round, decode_state(stored, start.loop_state), Traffic(0, 0), 0)
