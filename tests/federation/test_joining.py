@@ -428,8 +428,8 @@ def test_an_agreement_with_other_keys_of_this_member_is_refused(tmp_path):
 
 
 def test_members_with_different_agreements_exchange_nothing_and_both_say_so(tmp_path, kills):
-    clinics = Clinics(tmp_path)
-    one, other = clinics.agree(graph="path:3"), clinics.agree(graph="path:3")
+    clinics = Clinics(tmp_path, ("Hill", "Mercy"))
+    one, other = clinics.agree(), clinics.agree()
     ends = clinics.play({
         "Hill": lambda: clinics.join(one, "Hill", settings=PATIENT),
         "Mercy": lambda: clinics.join(other, "Mercy", settings=PATIENT),
@@ -442,6 +442,20 @@ def test_members_with_different_agreements_exchange_nothing_and_both_say_so(tmp_
         with clinics.ledger(name) as database:
             found = Spending(database).lineage(DEFAULT)
         assert (len(found.runs), found.counted.epsilon(1e-5)) == (1, 0.0), "nothing was sent: nothing stays reserved"
+    assert kills.seen == {}
+
+
+def test_who_is_told_of_another_agreement_by_one_neighbour_waits_for_the_others(tmp_path, kills):
+    """It may be a lie: nothing is sent, and nobody is told that trying again does not help."""
+    clinics = Clinics(tmp_path)
+    one, other = (clinics.agree(more="longest_pause = 0.5") for _ in range(2))
+    settings = PATIENT.model_copy(update={"gather": 5.0})
+    ends = clinics.play({
+        name: lambda name=name: clinics.join(one if name == "Hill" else other, name, settings=settings)
+        for name in ("Hill", "Mercy")
+    })  # fmt: skip
+    assert (type(ends["Hill"]), type(ends["Mercy"])) == (InputError, PeerLost)
+    assert any(event == "OtherAgreement" for event, _ in clinics.events["Mercy"])
     assert kills.seen == {}
 
 
