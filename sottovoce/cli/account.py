@@ -3,45 +3,46 @@
 Of runs: what several of them tell together, or of one what any view learns.
 """
 
-import dataclasses
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
-from typer import Argument, Option
+from typer import Argument, Context, Option
 
 from sottovoce._version import __version__
-from sottovoce.cli.account_words import (
+from sottovoce.cli.app import app
+from sottovoce.cli.figures import (
     account_words,
-    changed_data,
     declared_nodes,
     headline_words,
     join_distances,
+    joint_table,
+    joint_words,
     node_lines,
+    published_table,
     sampled_words,
     table_words,
 )
-from sottovoce.cli.app import app
 from sottovoce.cli.options import (
     Code,
     Json,
     Setting,
     Yes,
     offering,
+    options_given,
     refuse_given,
     settings_document,
     with_setting,
 )
-from sottovoce.cli.output import Table, answer, facts, print_sentence, print_sentences, show, verbosity
+from sottovoce.cli.output import answer, facts, print_sentence, print_sentences, show, verbosity
 from sottovoce.cli.progress import Activity, activity, progress_kept, telling_when_stopped
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up, sigma_text
 
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm
-    from sottovoce.privacy.accountant import Account
-    from sottovoce.privacy.guarantee import Guarantee, Kind
-    from sottovoce.run.accounts_of_runs import JointAccount, JointFigure
+    from sottovoce.core.noise import PerNode
+    from sottovoce.privacy.guarantee import Kind
     from sottovoce.tracing.linear_system import LinearSystem
 
 OTHER_FORMATS = (".csv", ".tsv", ".npz", ".npy", ".parquet", ".xlsx")
@@ -49,6 +50,14 @@ OTHER_FORMATS = (".csv", ".tsv", ".npz", ".npy", ".parquet", ".xlsx")
 
 PRINTED = 1_000_000
 """JSON has the figures of up to so many pairs; of more they are in the file of --out only."""
+
+OF_RUNS = {"runs", "view", "delta", "data", "code", "yes", "as_json"}
+"""What can be asked of runs, which have settings of their own; of one run and one view, `and_final_models` as well."""
+
+NOT_OF_PAIRS = {
+    "kind", "optimised", "published", "view", "and_final_models", "convex", "victim", "within", "records",
+}  # fmt: skip
+"""What cannot be asked of all pairs."""
 
 Kinds = Annotated[
     list[str] | None,
@@ -60,67 +69,59 @@ Kinds = Annotated[
 @with_setting
 def account_(
     setting: Setting,
-    runs: Annotated[list[Path] | None, Argument(help="Folders of runs, to account for together.")] = None,
-    sigma: Annotated[float, Option(help="Standard deviation of the noise divided by the sensitivity.")] = 1.0,
+    context: Context,
+    runs: list[Path] | None = Argument(None, help="Folders of runs, to account for together."),
+    sigma: float = Option(1.0, help="Standard deviation of the noise divided by the sensitivity."),
     kind: Kinds = None,
-    optimised: Annotated[
-        bool, Option("--optimised", help="convex-training: find the tightest policy, however long it takes.")
-    ] = False,
-    published: Annotated[bool, Option("--published", help="Also show the papers' formulas, for comparison.")] = False,
-    lipschitz: Annotated[float | None, Option(help="zip-dl: L of its Assumption 5.6, for --published.")] = None,
-    all_pairs: Annotated[
-        bool, Option("--all-pairs", help="Take every node as the attacker, and draw a heat map.")
-    ] = False,
-    sample: Annotated[
-        int | None, Option(min=1, help="--all-pairs: only this many attackers, drawn at random with --seed.")
-    ] = None,
-    out: Annotated[Path | None, Option(help="--all-pairs: file to store figures in and to resume from.")] = None,
-    data: Annotated[Path | None, Option(help="With RUN and --view: folder of the files that the run names.")] = None,
+    optimised: bool = Option(
+        False, "--optimised", help="convex-training: find the tightest policy, however long it takes."
+    ),
+    published: bool = Option(False, "--published", help="Also show the papers' formulas, for comparison."),
+    lipschitz: float | None = Option(None, help="zip-dl: L of its Assumption 5.6, for --published."),
+    all_pairs: bool = Option(False, "--all-pairs", help="Take every node as the attacker, and draw a heat map."),
+    sample: int | None = Option(
+        None, min=1, help="--all-pairs: only this many attackers, drawn at random with --seed."
+    ),
+    out: Path | None = Option(None, help="--all-pairs: file to store figures in and to resume from."),
+    data: Path | None = Option(None, help="With RUN and --view: folder of the files that the run names."),
     code: Code = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Show what a view can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
-    from sottovoce.privacy.accountant import account
     from sottovoce.privacy.guarantee import Kind
 
-    own: dict[str, object] = {"--kind": kind, "--optimised": optimised, "--published": published}
-    of_pairs = {"--out": out, "--sample": sample}
+    given = options_given(context)
     if runs:
-        given: dict[str, object] = {
-            "--sigma": sigma != 1.0,
-            **own,
-            "--lipschitz": lipschitz is not None,
-            "--all-pairs": all_pairs,
-        }
+        asks = len(runs) == 1 and setting.view != "everyone"
+        taken = OF_RUNS | {"and_final_models"} if asks else OF_RUNS
         refuse_given(
-            {**given, **of_pairs}, "runs have settings of their own", "keep --view and --delta", beside=" with runs"
-        )
+            {given[name]: name not in taken for name in given}, "runs have settings of their own",
+            "keep --view and --delta", beside=" with runs",
+        )  # fmt: skip
         _check_folders(runs)
-        _answer_for_runs(runs, setting, data)
+        if asks:
+            _answer_for_view(runs[0], setting, setting.delta if "delta" in given else None, data)
+        else:
+            _answer_for_runs(runs, setting, data)
         return
     refuse_given(
-        {"--data": data}, "--data is the folder of the files that a run names", "name the folder of a run",
-        beside=" without a run",
-    )  # fmt: skip
-    refuse_given(
-        {"--code": code}, "--algorithm FILE.py:NAME is looked for in the current folder", "leave it out",
+        {"--data": data, "--code": code}, "it is the folder of what a run names",
+        "name the folder of a run, or leave it out: --algorithm FILE.py:NAME is looked for in the current folder",
         beside=" without a run",
     )  # fmt: skip
     kinds = _asked_kinds(kind, published)
     published = Kind.AS_PUBLISHED in kinds
     if all_pairs:
-        others: dict[str, object] = {
-            "--view": setting.view != "everyone",
-            "--and-final-models": setting.and_final_models != "none",
-        }
-        others |= {"--convex": setting.convex, "--victim": setting.victim, "--within": setting.within}
         refuse_given(
-            {**own, **others, "--records": setting.records}, "--all-pairs is about every node, by fixed streams",
-            "drop one", beside=" with --all-pairs",
+            {given[name]: name in NOT_OF_PAIRS for name in given},
+            "--all-pairs is about every node, by fixed streams", "drop one", beside=" with --all-pairs",
         )  # fmt: skip
     else:
-        refuse_given(of_pairs, "it is about the attackers of --all-pairs", "add it", beside=" without --all-pairs")
+        refuse_given(
+            {"--out": out, "--sample": sample}, "it is about the attackers of --all-pairs", "add it",
+            beside=" without --all-pairs",
+        )  # fmt: skip
     if out is not None and out.suffix.lower() in OTHER_FORMATS:
         raise InputError(
             f"--out {out}", "figures are stored as lines of JSON", f"write --out {out.with_suffix('.jsonl')}"
@@ -133,13 +134,27 @@ def account_(
         system = setting.system(sigma)
     if all_pairs:
         _answer_for_pairs(setting, system, sigma, sample, out)
-        return
-    sampled, unsampled = None, ""
+    else:
+        _answer_for_setting(setting, system, sigma, kinds, lipschitz, optimised=optimised)
+
+
+def _answer_for_setting(
+    setting: Setting,
+    system: "LinearSystem",
+    sigma: float,
+    kinds: "tuple[Kind, ...]",
+    lipschitz: float | None,
+    *,
+    optimised: bool,
+) -> None:
+    """The account of a view of what would run, and the figure that counts on chance."""
+    from sottovoce.privacy.accountant import account
+    from sottovoce.privacy.guarantee import Kind
+
+    sampled, unsampled = None, list[str]()
     with activity(f"accounting for {setting.view}") as work, telling_when_stopped(lambda: _done_of(work)):
-        result = account(
-            system, setting.adversary, adjacency=setting.adjacency, participation=setting.scheme,
-            convex=setting.convex, kinds=kinds, lipschitz=lipschitz, victims=setting.victims, optimised=optimised,
-        )  # fmt: skip
+        terms = setting.terms(kinds=kinds, lipschitz=lipschitz, optimised=optimised)
+        result = account(system, setting.adversary, **terms)
         if setting.sampled_nodes is not None:
             from sottovoce.privacy.amplification import sampled_figure
             from sottovoce.privacy.covering_views import covering_views
@@ -149,20 +164,20 @@ def account_(
                     raise Unaccountable("nodes share secrets, and learn more than an outsider; take node:0")
                 sampled = sampled_figure(system, setting.adversary, setting.sampled_nodes, setting.delta)
             except Unaccountable as refusal:
-                unsampled = f"Sampling is not counted: {refusal}."
+                unsampled = [f"Sampling is not counted: {refusal}."]
     nodes = declared_nodes(setting, sigma)
     with activity(f"epsilon of {len(result.guarantees):,} guarantees and the headline"):
         if verbosity.json:
             shown = {"nodes": nodes, "sampled": None if sampled is None else sampled.document()}
             answer({**settings_document(setting, sigma), **result.document(setting.delta), **shown}, [])
             return
-        tables = [result.table(setting.delta), *([_as_published(result)] if published else [])]
+        tables = [result.table(setting.delta), *([published_table(result)] if Kind.AS_PUBLISHED in kinds else [])]
         lines = account_words(result, sampled, setting.delta, setting.labels)
     for number, table in enumerate(one for one in tables if len(one) > 1):
         if number:
             print_sentence()
         show(table if verbosity.csv else join_distances(table))
-    print_sentences([*lines, *([unsampled] if unsampled else []), *node_lines(setting, nodes)])
+    print_sentences([*lines, *unsampled, *node_lines(setting, nodes)])
 
 
 def _answer_for_pairs(
@@ -183,8 +198,7 @@ def _answer_for_pairs(
         raise Unaccountable(f"{system.only_gradients}: single messages have no exact loss; leave out --all-pairs")
     if system.n < 2:
         raise InputError("--all-pairs on one node", "a pair needs two nodes", "use a larger graph")
-    delta, averaging = setting.delta, system.algorithm.averaging
-    scheme = parse_participation(setting.scheme)
+    delta, averaging, scheme = setting.delta, system.algorithm.averaging, parse_participation(setting.scheme)
     attackers = list(range(system.n)) if sample is None else all_pairs.sampled_attackers(system.n, sample, setting.seed)
 
     def begin(left: list[int]) -> None:
@@ -200,34 +214,31 @@ def _answer_for_pairs(
             progress=advance, bounds=bounds,
         )  # fmt: skip
     with activity("accounting for everyone"):
-        whole = account(system, adjacency=setting.adjacency, participation=setting.scheme)
+        best = account(system, adjacency=setting.adjacency, participation=setting.scheme).headline
     others = mu[np.asarray(attackers)[:, None] != np.arange(system.n)]
     least, mean, most = (float(x) for x in (others.min(), others.mean(), others.max()))
     figures = {"mu_min": least, "mu_mean": mean, "mu_max": most, "epsilon_max": epsilon_of(most, delta)}
-    proven = None if whole.headline.proves_nothing else whole.headline.document(delta)
-    rows = None if len(others) > PRINTED else [[to_json(value) for value in row] for row in mu.tolist()]
-    document = {
-        **settings_document(setting, sigma), "algorithm": system.algorithm.name, "topology": system.topology.name,
-        "rounds": system.rounds, "secure_sum": setting.secure_sum, "delta": delta, "kind": Kind.FIXED_STREAMS.value,
-        "figure": (Figure.BOUND if bounds else Figure.EXACT).value,
-        "proven_for_training": averaging, "pairs": len(others),
-        "sampled_attackers": None if sample is None else attackers,
-        **{name: to_json(value) for name, value in figures.items()},
-        "proven_for_everyone": proven,
-        "mu": rows,
+    shown = {
+        "algorithm": system.algorithm.name, "topology": system.topology.name, "rounds": system.rounds, "delta": delta,
+        "kind": Kind.FIXED_STREAMS.value, "figure": (Figure.BOUND if bounds else Figure.EXACT).value,
+        "pairs": len(others),
     }  # fmt: skip
-    shown = {key: document[key] for key in ("algorithm", "topology", "rounds", "delta", "kind", "figure", "pairs")}
+    document = {
+        **settings_document(setting, sigma), **shown, "secure_sum": setting.secure_sum,
+        "proven_for_training": averaging, "sampled_attackers": None if sample is None else attackers,
+        **{name: to_json(value) for name, value in figures.items()},
+        "proven_for_everyone": None if best.proves_nothing else best.document(delta),
+        "mu": None if len(others) > PRINTED else [[to_json(value) for value in row] for row in mu.tolist()],
+    }  # fmt: skip
     table = [*facts(shown), *([name.replace("_", " "), round_up(value)] for name, value in figures.items())]
     lines = [] if averaging else ["These are about fixed streams, an idealisation of training; do not promise them."]
     if sample is not None:
         lines.append(
             f"A sample: {sample} of {system.n:,} attackers, drawn with seed {setting.seed}; others may learn more."
         )
-    if not (whole.headline.proves_nothing or averaging):
-        best = whole.headline
-        lines.append(
-            f"Proven for any pair: epsilon {round_up(best.epsilon(delta))} (mu {round_up(best.mu)}), {best.kind}."
-        )
+    if not (best.proves_nothing or averaging):
+        proven = f"epsilon {round_up(best.epsilon(delta))} (mu {round_up(best.mu)}), {best.kind}"
+        lines.append(f"Proven for any pair: {proven}.")
     legend = "Row: who learns. Column: about whom. Darker is more, on a logarithmic scale."
     answer(document, table, *lines, legend, all_pairs.heat_map(mu))
 
@@ -275,33 +286,6 @@ def _done_of(work: Activity) -> str:
     return f"done when stopped: {done}{at}. Nothing is kept{again and f'; {again} answers with that'}."
 
 
-def _check_folders(runs: list[Path]) -> None:
-    """Refuse a graph that stands where the folder of a run is expected."""
-    from sottovoce.core.graphs import kinds
-
-    graph = next((str(one) for one in runs if not one.exists() and str(one).partition(":")[0] in kinds()), None)
-    if graph is not None:
-        raise InputError(f"{graph}: no run", "graphs are named by an option", f"write --graph {graph}")
-
-
-def _as_published(result: "Account") -> Table:
-    """One line a formula: its range over victims, and for how many it is below the exact loss."""
-    from sottovoce.privacy.assumptions import AssumptionKind
-    from sottovoce.privacy.guarantee import Kind
-
-    table = [["as published", "victims", "mu min", "max", "below the exact loss"]]
-    formulas: dict[str, list[Guarantee]] = {}
-    for guarantee in result.guarantees:
-        if guarantee.kind is Kind.AS_PUBLISHED:
-            formulas.setdefault(guarantee.assumptions[0].sentence, []).append(guarantee)
-    for name, found in formulas.items():
-        below = sum(one.kind is AssumptionKind.BELOW_EXACT_LOSS for g in found for one in g.assumptions)
-        mus = [g.mu for g in found]
-        verdict = f"for {below}: not a bound" if below else "no"
-        table.append([name, str(len(found)), round_up(min(mus)), round_up(max(mus)), verdict])
-    return table
-
-
 @app.command("calibrate")
 @with_setting
 def calibrate_(
@@ -313,7 +297,7 @@ def calibrate_(
 ) -> None:
     """Find the sigma for a target epsilon. Example: sotto calibrate --graph ring:30 --rounds 40 --epsilon 1"""
     from sottovoce.privacy.accountant import account
-    from sottovoce.privacy.amplification import calibrate_sampled, saves_noise
+    from sottovoce.privacy.amplification import calibrate_sampled
     from sottovoce.privacy.calibration import Target, calibrated_system
 
     with activity(f"reading {setting.graph}"):
@@ -322,39 +306,24 @@ def calibrate_(
         activity(f"calibrating {setting.algorithm} on {net.name}") as work,
         telling_when_stopped(lambda: _done_of(work)),
     ):
-        reference, target = setting.system(1.0), Target(epsilon, setting.delta)
-        kinds = _proven_kinds(reference.algorithm, setting, kind)
-        found = calibrated_system(
-            reference, setting.adversary, target, adjacency=setting.adjacency, participation=setting.scheme,
-            convex=setting.convex, victims=setting.victims, kinds=kinds,
-        )  # fmt: skip
-        chance = None
-        if setting.sampled_nodes is not None:
-            from sottovoce.privacy.amplification import calibrate_sampled, saves_noise
-
-            chance = calibrate_sampled(reference, setting.adversary, setting.sampled_nodes, target)
-            if chance is not None and not saves_noise(chance.sigma, found.sigma):
-                chance = None
-        held = found.account
+        reference, target, view = setting.system(1.0), Target(epsilon, setting.delta), setting.adversary
+        terms = setting.terms(kinds=_proven_kinds(reference.algorithm, setting, kind))
+        found = calibrated_system(reference, view, target, **terms)
+        held, sigma = found.account, cast("PerNode", found.sigma)
+        chance = calibrate_sampled(reference, view, setting.sampled_nodes, target, found.sigma)
         if chance is not None:
-            held = account(
-                chance.system, setting.adversary, adjacency=setting.adjacency, participation=setting.scheme,
-                convex=setting.convex, victims=setting.victims, kinds=kinds,
-            )  # fmt: skip
-    sigma = found.sigma if chance is None else chance.sigma
+            held, sigma = account(chance.system, view, **terms), chance.sigma
     nodes = declared_nodes(setting, sigma)
     document = {
-        **settings_document(setting, sigma), "algorithm": setting.algorithm, "graph": net.name,
-        "view": str(setting.adversary), "final_models": setting.and_final_models,
-        "secure_sum": setting.secure_sum or held.system.algorithm.secure_sum,
+        **settings_document(setting, sigma), "algorithm": setting.algorithm, "graph": net.name, "view": str(view),
+        "final_models": setting.and_final_models, "secure_sum": setting.secure_sum or held.system.algorithm.secure_sum,
         "rounds": setting.rounds, "epsilon": epsilon, "delta": setting.delta,
-        "headline": held.headline.document(setting.delta),
-        "covers": held.coverage.document(),
+        "headline": held.headline.document(setting.delta), "covers": held.coverage.document(),
         "nodes": nodes, "sampled": None if chance is None else chance.figure.document(),
     }  # fmt: skip
     settings = ("algorithm", "graph", "view", "secure_sum", "convex", "adjacency", "participation", "rounds", "epsilon")
     table = [*facts({key: document[key] for key in (*settings, "delta")}), ["sigma", sigma_text(sigma)]]
-    lines = headline_words(held, held.headline, setting.delta, setting.labels)
+    lines = headline_words(held, setting.delta, setting.labels)
     if chance is not None:
         lines = sampled_words(held, chance.figure, setting.delta)
     answer(document, table, *lines, *node_lines(setting, nodes))
@@ -363,82 +332,52 @@ def calibrate_(
 # --- of runs ----------------------------------------------------------------------------------------------------------
 
 
-def _answer_for_runs(runs: list[Path], setting: Setting, data: Path | None) -> None:
-    """Print the joint figures of runs, for everyone and for the views that all have, or for one view.
+def _check_folders(runs: list[Path]) -> None:
+    """Refuse a graph that stands where the folder of a run is expected."""
+    from sottovoce.core.graphs import kinds
 
-    Of one run, any view can be asked about.
-    """
+    graph = next((str(one) for one in runs if not one.exists() and str(one).partition(":")[0] in kinds()), None)
+    if graph is not None:
+        raise InputError(f"{graph}: no run", "graphs are named by an option", f"write --graph {graph}")
+
+
+def _answer_for_runs(runs: list[Path], setting: Setting, data: Path | None) -> None:
+    """Print the joint figures of runs, for everyone and for the views that all have, or for one view."""
     from sottovoce.run.accounts_of_runs import joint_account
 
-    given = Setting(view=setting.view, delta=setting.delta)
-    if len(runs) == 1 and setting.view != "everyone":
-        given = dataclasses.replace(given, and_final_models=setting.and_final_models)
-    if setting != given:
-        raise InputError(
-            "runs together with --graph or its options", "runs have settings of their own", "keep --view and --delta"
-        )
-    if len(runs) == 1 and setting.view != "everyone":
-        _answer_for_view(runs[0], setting, data)
-        return
     with activity("guarantees"):
         found = joint_account(runs, setting.delta, data=data)
-    figures = _joint_figures(found, setting.view)
+    figures = [one for one in found.figures if setting.view in ("everyone", str(one.view))]
+    if not figures:
+        known = ", ".join(str(one.view) for one in found.figures)
+        raise InputError(f"--view {setting.view}", f"views that all runs have: {known}", "choose one of them")
     document = {
         "version": __version__, "runs": [str(folder) for folder in found.folders], "delta": setting.delta,
         "adjacency": found.adjacency.value, "figures": [one.document(setting.delta) for one in figures],
         "note": found.note,
     }  # fmt: skip
-    answer(document, _joint_table(figures, setting.delta), *_joint_words(found, figures[0]))
+    answer(document, joint_table(figures, setting.delta), *joint_words(found, figures[0]))
 
 
-def _answer_for_view(folder: Path, setting: Setting, data: Path | None) -> None:
+def _answer_for_view(folder: Path, setting: Setting, delta: float | None, data: Path | None) -> None:
     """Print the account of one view of a run, by the run's own settings and, unless another is given, its delta."""
     from sottovoce.privacy.assumptions import CHANGED_RECORD
     from sottovoce.run.accounts_of_runs import ask_about_run
-    from sottovoce.run.privacy_report import listed, sigma_of
+    from sottovoce.run.privacy_report import sigma_of
 
     with activity(f"accounting for {setting.view}"):
-        delta = None if setting.delta == Setting().delta else setting.delta
         asked = ask_about_run(folder, setting.view, delta=delta, final_models=setting.and_final_models, data=data)
     found, run, sampled = asked.account, asked.accountant.training_run, asked.sampled
     document = {
-        "version": __version__, "run": str(folder), "sigma": listed(sigma_of(run.algorithm.noise)),
+        "version": __version__, "run": str(folder), "sigma": sigma_of(run.algorithm.noise),
         "adjacency": run.adjacency.value, "participation": str(run.participation),
         "convex": asked.accountant.convexity.established, "seed": run.seed, "labels": asked.names,
         **found.document(asked.delta), "nodes": None, "sampled": None if sampled is None else sampled.document(),
     }  # fmt: skip
-    answer(document, found.table(asked.delta))
-    print_sentences(table_words(found) + headline_words(found, found.headline, asked.delta, asked.names))
+    lines = table_words(found) + headline_words(found, asked.delta, asked.names)
     if sampled is not None:
-        print_sentence(
+        lines.append(
             "Batches are drawn at random: whoever hears every message, and so this view too, learns at most "
             f"epsilon {round_up(sampled.epsilon)} about one record that is {CHANGED_RECORD[sampled.change]}."
         )
-
-
-def _joint_figures(found: "JointAccount", view: str) -> "tuple[JointFigure, ...]":
-    """All figures, or those of the view that was asked for."""
-    if view == "everyone":
-        return found.figures
-    figures = tuple(one for one in found.figures if str(one.view) == view)
-    if not figures:
-        known = ", ".join(str(one.view) for one in found.figures)
-        raise InputError(f"--view {view}", f"views that all runs have: {known}", "choose one of them")
-    return figures
-
-
-def _joint_table(figures: "tuple[JointFigure, ...]", delta: float) -> Table:
-    table = [["view", "runs", "mu", f"epsilon at delta {delta:g}", "how"]]
-    for one in figures:
-        mu = "-" if one.joint.mu is None else round_up(one.joint.mu)
-        epsilon = round_up(one.joint.epsilon(delta))
-        table.append([str(one.view), str(len(one.joint.losses)), mu, epsilon, one.joint.rule.value])
-    return table
-
-
-def _joint_words(found: "JointAccount", first: "JointFigure") -> list[str]:
-    lines = [changed_data(found.adjacency, first.joint.change), f"{first.final_models.sentence}."]
-    if found.covers.colluders is not None and first is found.figures[0]:
-        lines.append(f"It holds {found.covers}.")
-    lines += [f"It assumes: {assumption}." for assumption in first.assumptions]
-    return lines if found.note is None else [*lines, found.note]
+    answer(document, found.table(asked.delta), *lines)

@@ -17,7 +17,6 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
 from types import ModuleType
-from typing import Annotated
 
 import typer
 
@@ -96,14 +95,14 @@ def _version(show: bool) -> None:
 @app.callback(invoke_without_command=True)
 def _sotto(
     context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors on stderr.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Report on stderr what is being done and how long it takes.")
-    ] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="Print tables as CSV on stdout, and sentences on stderr.")] = False,
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="Print only errors on stderr."),
+    verbose: bool = typer.Option(
+        False, "--verbose", "-v", help="Report on stderr what is being done and how long it takes."
+    ),
+    csv: bool = typer.Option(False, "--csv", help="Print tables as CSV on stdout, and sentences on stderr."),
 ) -> None:
     """Private learning without a server.
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from typer import Option
 
@@ -22,7 +22,7 @@ SUMS = "sees only sums"
 @app.command()
 def demo(
     settings: Changes = None,
-    out: Annotated[Path, Option("--out", help="Folder that runs are written into.")] = Path("runs"),
+    out: Path = Option(Path("runs"), "--out", help="Folder that runs are written into."),
     jobs: Jobs = None,
     as_json: Json = False,
 ) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from sottovoce._version import __version__
-from sottovoce.cli.account_words import changed_data
 from sottovoce.cli.app import app
+from sottovoce.cli.figures import changed_data
 from sottovoce.cli.options import Delta, Json, check_one_form
 from sottovoce.cli.output import Table, answer, print_line, print_note, print_sentence, print_sentences, show
 from sottovoce.privacy.rounding import round_down, round_up

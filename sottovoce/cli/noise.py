@@ -3,13 +3,13 @@
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from typer import Option
+from typer import Context, Option
 
 from sottovoce._version import __version__
 from sottovoce.cli.app import app
-from sottovoce.cli.options import GraphSpec, Json, Part, Weights, Yes, refuse_given
+from sottovoce.cli.options import GraphSpec, Json, Part, Weights, Yes, options_given, refuse_given
 from sottovoce.cli.output import answer, facts, print_note, short
 from sottovoce.cli.progress import activity, progress_kept, telling_when_stopped
 from sottovoce.errors import InputError
@@ -24,34 +24,38 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 
+CHOSEN = ("participation", "structure", "bands", "restart", "view", "probes")
+"""What --sampled chooses."""
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
 @app.command("noise")
 def noise_(
+    context: Context,
     graph: GraphSpec,
     participation: Part = "every",
-    rounds: Annotated[
-        int | None, Option(min=1, help="Number of rounds; default: K times B of the participation.")
-    ] = None,
+    rounds: int | None = Option(None, min=1, help="Number of rounds; default: K times B of the participation."),
     weights: Weights = "metropolis",
-    objective: Annotated[
-        str, Option(help="Which error to minimise: of all models, of the last ones, or of their average.")
-    ] = "all",
-    structure: Annotated[str, Option(help="dense, banded or toeplitz.")] = "dense",
-    bands: Annotated[int | None, Option(min=1, help="banded, toeplitz: number of bands; default: B.")] = None,
-    restart: Annotated[int | None, Option(min=1, help="Start with fresh noise every this many rounds.")] = None,
-    view: Annotated[list[str] | None, Option(help="Optimise for node:A or coalition:A,B; may be repeated.")] = None,
-    gap: Annotated[float, Option(help="Relative distance to the optimum at which to stop.")] = 1e-3,
-    probes: Annotated[
-        int | None, Option(min=2, help="Estimate the contribution of the graph from this many random vectors.")
-    ] = None,
-    seed: Annotated[int, Option(help="Seed for --probes.")] = 0,
-    sampled: Annotated[
-        float | None,
-        Option(help="Find the best randomly drawn batches with this fraction of a node's records, for a target."),
-    ] = None,
-    epsilon: Annotated[float | None, Option(help="--sampled: target epsilon.")] = None,
-    delta: Annotated[float | None, Option(help="--sampled: delta of the target; default: 1e-5.")] = None,
-    no_cache: Annotated[bool, Option("--no-cache", help="Neither read nor write the cache.")] = False,
-    out: Annotated[Path | None, Option(help="Write C and its figures to this .npz file.")] = None,
+    objective: str = Option(
+        "all", help="Which error to minimise: of all models, of the last ones, or of their average."
+    ),
+    structure: str = Option("dense", help="dense, banded or toeplitz."),
+    bands: int | None = Option(None, min=1, help="banded, toeplitz: number of bands; default: B."),
+    restart: int | None = Option(None, min=1, help="Start with fresh noise every this many rounds."),
+    view: list[str] | None = Option(None, help="Optimise for node:A or coalition:A,B; may be repeated."),
+    gap: float = Option(1e-3, help="Relative distance to the optimum at which to stop."),
+    probes: int | None = Option(
+        None, min=2, help="Estimate the contribution of the graph from this many random vectors."
+    ),
+    seed: int = Option(0, help="Seed for --probes."),
+    sampled: float | None = Option(
+        None, help="Find the best randomly drawn batches with this fraction of a node's records, for a target."
+    ),
+    epsilon: float | None = Option(None, help="--sampled: target epsilon."),
+    delta: float | None = Option(None, help="--sampled: delta of the target; default: 1e-5."),
+    no_cache: bool = Option(False, "--no-cache", help="Neither read nor write the cache."),
+    out: Path | None = Option(None, help="Write C and its figures to this .npz file."),
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -61,17 +65,18 @@ def noise_(
     """
     from sottovoce.core.topologies import weigh
     from sottovoce.matrix_factorization.factorization import factorize
+    from sottovoce.privacy.all_pairs import heat_map
     from sottovoce.support import files
 
     if out is not None:
         files.check_writable(out)
     net = weigh(graph, weights)
     if sampled is not None:
-        given = {
-            "--participation": participation != "every", "--structure": structure != "dense", "--bands": bands,
-            "--restart": restart, "--view": view, "--probes": probes,
-        }  # fmt: skip
-        refuse_given(given, "--sampled chooses batches and bands itself", "leave out {}", beside=" with --sampled")
+        given = options_given(context)
+        refuse_given(
+            {given[name]: name in CHOSEN for name in given}, "--sampled chooses batches and bands itself",
+            "leave out {}", beside=" with --sampled",
+        )  # fmt: skip
         if rounds is None or epsilon is None:
             missing = "--rounds" if rounds is None else "--epsilon"
             raise InputError(f"--sampled without {missing}", "the best batches depend on it", f"add {missing}")
@@ -108,7 +113,7 @@ def noise_(
         document,
         facts(shown),
         f"{times}, {short(found.over_antipgd)} times less than AntiPGD, at the same privacy.",
-        f"\nC, darker for larger:\n{drawn_matrix(found.C)}",
+        f"\nC, darker for larger:\n{heat_map(abs(found.C))}",
         f"\nerror over rounds, up to {found.errors.max():.4g}:\n{drawn_curve(found.errors)}",
     )
 
@@ -158,29 +163,6 @@ def _sampled(
         "nothing.",
         f"Least error: {found.best.batches}, within {short(found.gap)} of the best of these numbers of parts.",
     )  # fmt: skip
-
-
-SHADES = " .:-=+*#%@"
-BARS = "▁▂▃▄▅▆▇█"
-
-
-def drawn_matrix(C: "Array", *, most: int = 40) -> str:
-    """The size of C's entries, darker for larger, on a logarithmic scale of three decades; large C by blocks.
-
-    >>> import numpy as np
-    >>> print(drawn_matrix(np.array([[1.0, 0.0], [0.5, 1.0]])))
-    @@
-    %%@@
-    """
-    import numpy as np
-
-    size = -(-len(C) // most)
-    edges = range(0, len(C), size)
-    shown = np.array([[np.abs(C[i : i + size, j : j + size]).max() for j in edges] for i in edges])
-    with np.errstate(divide="ignore"):
-        level = 1 + np.log10(shown / shown.max()) / 3
-    index = np.where(level > 0, np.maximum(1, np.round(level * (len(SHADES) - 1))), 0).astype(int)
-    return "\n".join("".join(2 * SHADES[k] for k in row).rstrip() for row in index)
 
 
 def drawn_curve(values: "Array", *, most: int = 72) -> str:

@@ -6,7 +6,7 @@ import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from typer import Argument, Context, Option
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from sottovoce.core.participation import Participation
     from sottovoce.core.topologies import Topology
     from sottovoce.learning.declared_records import DeclaredRecords
+    from sottovoce.privacy.accountant import AccountSettings
     from sottovoce.privacy.amplification import SampledNodes
     from sottovoce.privacy.views import View
-    from sottovoce.support.text import JSON
     from sottovoce.tracing.linear_system import LinearSystem
 
 
@@ -131,6 +131,16 @@ def check_one_form(as_csv: bool) -> None:
     """Refuse to print one answer in two forms."""
     if as_csv and verbosity.json:
         raise InputError("--csv with --json", "the answer is printed in one form", "leave one of them out")
+
+
+def options_given(context: Context) -> dict[str, str]:
+    """What stands on the command line, by its name in the code, as it is typed there: `--view`, or `RUNS`."""
+    found = {}
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if source is not None and source.name == "COMMANDLINE":
+            found[str(parameter.name)] = parameter.opts[0]
+    return found
 
 
 def refuse_given(options: Mapping[str, object], rule: str, remedy: str, *, beside: str = "") -> None:
@@ -318,6 +328,13 @@ class Setting:
         """In which rounds a change can show, whatever chance does."""
         return self.participation if self.declared is None else self.declared.participation.within(self.rounds)
 
+    def terms(self, **more: "Unpack[AccountSettings]") -> "AccountSettings":
+        """What is asked, besides the system and the adversary: settings of `account`, with more of them."""
+        return {
+            "adjacency": self.adjacency, "participation": self.scheme, "convex": self.convex, "victims": self.victims,
+            **more,
+        }  # fmt: skip
+
     def system(self, sigma: float) -> "LinearSystem":
         """What runs, traced."""
         from sottovoce.tracing.policy import trace_possible
@@ -379,10 +396,9 @@ def with_setting(command: Callable[..., None]) -> Callable[..., None]:
     return wrapper
 
 
-def settings_document(setting: Setting, sigma: "PerNode") -> "dict[str, JSON]":
+def settings_document(setting: Setting, sigma: "PerNode") -> dict[str, object]:
     """What the figures are about, besides what an account says itself: enough to repeat it."""
     return {
-        "version": __version__,
-        "sigma": list(sigma) if isinstance(sigma, tuple) else sigma,
+        "version": __version__, "sigma": sigma,
         **picked(setting, "adjacency", "participation", "convex", "seed", "labels"),
-    }
+    }  # fmt: skip

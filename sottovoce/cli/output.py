@@ -157,22 +157,27 @@ def show_findings(findings: Sequence[str]) -> None:
 def show(table: Table) -> None:
     """A table as wide as it has to be: a figure is never cut off. Or as CSV; nothing beside a JSON document."""
     if verbosity.csv and not verbosity.json:
-        rows = table if any(table[0]) else table[1:]
-        print_line(table_text([[visible(cell) for cell in row] for row in rows]).rstrip("\n"))
+        print_line(table_text(_shown(table if any(table[0]) else table[1:])).rstrip("\n"))
     elif not verbosity.json:
         print_line("\n".join(aligned(table)))
 
 
 def aligned(table: Table) -> list[str]:
     """The lines of a table, numbers and short words to the right."""
-    table = [[visible(cell) for cell in row] for row in table]
     columns = []
-    for number, (heading, *cells) in enumerate(zip(*table, strict=True)):
+    for number, (heading, *cells) in enumerate(zip(*_shown(table), strict=True)):
         width = max(map(len, (heading, *cells)))
         right = number > 0 and all(cell[:1].isdigit() or len(cell) < 12 for cell in cells)
         columns.append([cell.rjust(width) if right else cell.ljust(width) for cell in (heading, *cells)])
     lines = ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
     return lines if any(table[0]) else lines[1:]
+
+
+def _shown(table: Table) -> Table:
+    """A table whose cells have nothing that cannot be seen."""
+    if all(cell.isprintable() for row in table for cell in row):
+        return table
+    return [[visible(cell) for cell in row] for row in table]
 
 
 def picked(one: object, *names: str) -> dict[str, Any]:

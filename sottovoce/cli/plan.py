@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from typer import Argument, Context, Option
 
@@ -26,6 +26,8 @@ from sottovoce.cli.options import (
     Yes,
     code_beside,
     offering,
+    options_given,
+    refuse_given,
 )
 from sottovoce.cli.output import answer, picked, print_line, print_note, verbosity
 from sottovoce.cli.progress import activity, progress_kept
@@ -41,43 +43,40 @@ if TYPE_CHECKING:
     from sottovoce.planning.ranking import Entry, Plan
 
 
-SERVED_WITH = ("serve", "port", "graph")
-"""Options of the page."""
+OF_PAGE = {"serve", "port", "graph"}
+OF_RUN_FILE = {"file", "data", "code", "epsilon", "yes", "as_json", "convex", "algorithm"}
+"""What can be given beside --serve, and beside a run file, which says all else."""
 
 
 @app.command("plan")
 def plan_(
     context: Context,
-    file: Annotated[
-        Path | None, Argument(help="A run file, in place of options; --epsilon and --data may be added.")
-    ] = None,
+    file: Path | None = Argument(None, help="A run file, in place of options; --epsilon and --data may be added."),
     graph: GraphSpec = "",
-    epsilon: Annotated[float | None, Option(help="Target epsilon; default: that of the run file.")] = None,
-    records: Annotated[str | None, Option(help=RECORDS)] = None,
-    data: Annotated[Path | None, Option("--data", help="With a run file: folder of data sets.")] = None,
+    epsilon: float | None = Option(None, help="Target epsilon; default: that of the run file."),
+    records: str | None = Option(None, help=RECORDS),
+    data: Path | None = Option(None, "--data", help="With a run file: folder of data sets."),
     code: Code = None,
     rounds: Rounds = ROUNDS,
-    dimension: Annotated[int, Option(min=1, max=10**12, help="Number of parameters of the model.")] = 1000,
+    dimension: int = Option(1000, min=1, max=10**12, help="Number of parameters of the model."),
     view: ViewSpec = "everyone",
     and_final_models: AndFinalModels = "none",
-    algorithm: Annotated[
-        list[str] | None,
-        Option(
-            help="Only this algorithm; may be repeated.",
-            autocompletion=offering("planning.asked_plan:planned_algorithms"),
-        ),
-    ] = None,
+    algorithm: list[str] | None = Option(
+        None,
+        help="Only this algorithm; may be repeated.",
+        autocompletion=offering("planning.asked_plan:planned_algorithms"),
+    ),
     weights: SuitedWeights = None,
     convex: Convex = False,
     adjacency: AdjacencySpec = ADJACENCY,
     participation: Part = "every",
-    colluders: Annotated[int, Option(min=1, help="Algorithms with secure sums: how many nodes may collude.")] = 1,
+    colluders: int = Option(1, min=1, help="Algorithms with secure sums: how many nodes may collude."),
     delta: Delta = 1e-5,
     yes: Yes = False,
-    serve: Annotated[
-        bool, Option("--serve", help="Serve a page to plan with, in a browser on this machine, until Ctrl-C.")
-    ] = False,
-    port: Annotated[int, Option(min=0, max=65535, help="Port of that page; 0 is any free one.")] = 0,
+    serve: bool = Option(
+        False, "--serve", help="Serve a page to plan with, in a browser on this machine, until Ctrl-C."
+    ),
+    port: int = Option(0, min=0, max=65535, help="Port of that page; 0 is any free one."),
     as_json: Json = False,
 ) -> None:
     """Rank every algorithm at a target epsilon by the noise that it leaves in models. Nothing is trained.
@@ -90,17 +89,25 @@ def plan_(
     from sottovoce.planning.question import Question
     from sottovoce.planning.ranking import noise_text
 
+    given = options_given(context)
     if serve or port:
-        _serve(context, graph, port)
+        refuse_given({given[name]: name not in OF_PAGE for name in given}, "the page asks for it", "leave out {}")
+        refuse_given({"--port": not serve}, "it is the port of a page", "add --serve", beside=" without --serve")
+        _serve(graph, port)
         return
     if file is not None:
+        refuse_given(
+            {given[name]: name not in OF_RUN_FILE for name in given}, "the run file already says this",
+            "leave it out, or change the file", beside=f" with {file}",
+        )  # fmt: skip
         with code_from(code_beside(file) if code is None else code):
-            question = _question_of_file(file, data, epsilon, context)
+            question = _question_of_file(file, data, epsilon)
+        if convex:
+            question = replace(question, convex=True)
     else:
-        given = {"--graph": graph or None, "--epsilon": epsilon, "--records": records}
-        lacking = next((name for name, value in given.items() if value is None), None)
-        if lacking is not None or data is not None or epsilon is None or records is None:
-            what = f"no {lacking}" if lacking else "--data"
+        if not graph or epsilon is None or records is None or data is not None:
+            needed = {"no --graph": graph, "no --epsilon": epsilon, "no --records": records}
+            what = next((what for what, value in needed.items() if value in (None, "")), "--data")
             raise InputError(
                 f"{what} without a run file", "a plan needs --graph, --records and --epsilon, or a run file",
                 "write sotto plan RUN.toml, or give all three",
@@ -135,15 +142,11 @@ def plan_(
     answer(_document(found), found.table(), *_words(found))
 
 
-def _serve(context: Context, graph: str, port: int) -> None:
+def _serve(graph: str, port: int) -> None:
     """The planner in a browser, until Ctrl-C."""
     from sottovoce.core.graphs import graph as build
     from sottovoce.report.plan_server import PlanServer
 
-    odd = next((name for name in context.params if _is_given(context, name) and name not in SERVED_WITH), None)
-    if odd is not None or not context.params["serve"]:
-        what = "--port without --serve" if odd is None else f"{_option(odd)} with --serve"
-        raise InputError(what, "the page itself asks for all but --graph", "give --serve, --graph and --port only")
     if graph:
         build(graph)
     with PlanServer(port, (graph,) if graph else ()) as server:
@@ -153,36 +156,16 @@ def _serve(context: Context, graph: str, port: int) -> None:
             server.serve_forever()
 
 
-def _option(name: str) -> str:
-    return "a run file" if name == "file" else f"--{name.removeprefix('as_').replace('_', '-')}"
-
-
-def _question_of_file(file: Path, data: Path | None, epsilon: float | None, context: Context) -> "Question":
-    """What a run file asks; options that it says itself are refused beside it."""
+def _question_of_file(file: Path, data: Path | None, epsilon: float | None) -> "Question":
+    """What a run file asks."""
     from sottovoce.run.build import planned_question
     from sottovoce.run.sweep import expand_sweep
     from sottovoce.support.config import read_settings_file
 
-    taken = ("file", "data", "code", "epsilon", "yes", "as_json", "convex", "algorithm")
-    given = [name for name in context.params if _is_given(context, name)]
-    odd = next((name for name in given if name not in taken), None)
-    if odd is not None:
-        raise InputError(
-            f"{_option(odd)} with {file}",
-            "the run file already says this",
-            "leave it out, or change the file",
-        )
     runs = expand_sweep(read_settings_file(file), str(file))
     if len(runs) != 1:
         raise InputError(f"{file}: a sweep of {len(runs)} runs", "a plan is about one run", "give the file of one run")
-    question = planned_question(runs[0].experiment, data, epsilon)
-    return replace(question, convex=True) if context.params["convex"] else question
-
-
-def _is_given(context: Context, name: str) -> bool:
-    """Whether an option stands on the command line."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
+    return planned_question(runs[0].experiment, data, epsilon)
 
 
 def _document(found: "Plan") -> dict[str, object]:
@@ -191,22 +174,17 @@ def _document(found: "Plan") -> dict[str, object]:
     return {
         "version": __version__, "graph": question.graph.name,
         **picked(question, "rounds", "epsilon", "delta", "view", "final_models", "adjacency", "colluders"),
-        **picked(question, "participation", "convex"), "records": _listed(question.records),
-        "dimension": question.dimension, "sensitivity": _listed(question.sensitivity),
+        **picked(question, "participation", "convex", "records", "dimension", "sensitivity"),
         "ranked": [_entry(entry, question.delta) for entry in found.ranked],
         "not_applicable": [{**one._asdict(), "settings": dict(one.settings)} for one in found.refused],
         "recommendation": {"algorithm": None if best is None else best.label, "reason": found.reason},
     }  # fmt: skip
 
 
-def _listed(values: "float | tuple[float, ...]") -> "float | list[float]":
-    return list(values) if isinstance(values, tuple) else values
-
-
 def _entry(entry: "Entry", delta: float) -> dict[str, object]:
     return {
-        **picked(entry, "algorithm", "weights", "error_node", "bytes_per_node"), "settings": dict(entry.settings),
-        "sigma": _listed(entry.sigma),
+        **picked(entry, "algorithm", "weights", "error_node", "bytes_per_node", "sigma"),
+        "settings": dict(entry.settings),
         "guarantee": entry.guarantee.document(delta),
         "sampled": None if entry.sampled is None else entry.sampled.document(), "covers": entry.covers.document(),
         "error_average_model": entry.error_average, "not_predicted": entry.unpredicted or None,

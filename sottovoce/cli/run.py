@@ -3,12 +3,12 @@
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from typer import Argument, Option
 
@@ -37,31 +37,27 @@ BEFORE = "starting"
 
 @app.command()
 def run(
-    file: Annotated[Path, Argument(help="A TOML file: settings (see docs/run.md) or an agreement.")],
+    file: Path = Argument(help="A TOML file: settings (see docs/run.md) or an agreement."),
     settings: Changes = None,
-    resume: Annotated[bool, Option("--resume", help="Continue an unfinished run.")] = False,
+    resume: bool = Option(False, "--resume", help="Continue an unfinished run."),
     data: Data = None,
-    out: Annotated[Path, Option("--out", help="Folder for runs.")] = Path("runs"),
+    out: Path = Option(Path("runs"), "--out", help="Folder for runs."),
     jobs: Jobs = None,
-    only: Annotated[str | None, Option(help="Only the runs of a sweep whose names contain this.")] = None,
-    shard: Annotated[
-        str | None,
-        Option(help="Only this part of a sweep, such as 7/50, resumed; whichever part ends last writes the results."),
-    ] = None,
-    processes: Annotated[
-        int, Option(min=1, max=256, help="Spread the nodes of one run over this many processes.", show_default=False)
-    ] = 1,
-    timeout: Annotated[
-        float, Option(min=1, help="Seconds after which a process that does not answer counts as lost.")
-    ] = 120.0,
-    ledger: Annotated[
-        Path | None,
-        Option(help="Reserve the cost of the run in this ledger; the run is refused if it exceeds the budget."),
-    ] = None,
-    lineage: Annotated[str | None, Option(help="--ledger: which lineage of data; default: the first.")] = None,
-    baselines: Annotated[
-        bool, Option("--baselines", help="Also train without noise, and each node alone, to show what joining gains.")
-    ] = False,
+    only: str | None = Option(None, help="Only the runs of a sweep whose names contain this."),
+    shard: str | None = Option(
+        None, help="Only this part of a sweep, such as 7/50, resumed; whichever part ends last writes the results."
+    ),
+    processes: int = Option(
+        1, min=1, max=256, help="Spread the nodes of one run over this many processes.", show_default=False
+    ),
+    timeout: float = Option(120.0, min=1, help="Seconds after which a process that does not answer counts as lost."),
+    ledger: Path | None = Option(
+        None, help="Reserve the cost of the run in this ledger; the run is refused if it exceeds the budget."
+    ),
+    lineage: str | None = Option(None, help="--ledger: which lineage of data; default: the first."),
+    baselines: bool = Option(
+        False, "--baselines", help="Also train without noise, and each node alone, to show what joining gains."
+    ),
     trackers: Track = None,
     code: Code = None,
     yes: Yes = False,
@@ -223,19 +219,17 @@ def _run_one(experiment: "Experiment", how: Execution) -> None:
     ):
         from sottovoce.run.execute import run_experiment
         from sottovoce.run.layout import RunFiles
-        from sottovoce.run.run_documents import read_runs
 
-        was_finished = RunFiles(folder).result.is_file()
         run_experiment(
             experiment, folder, data=how.data, resume=how.resume, progress=after_round, ledger=how.ledger,
             on_end=ended.append,
         )  # fmt: skip
-        run = ended[0] if ended else read_runs([folder])[0]
         if how.baselines:
             from sottovoce.run.baselines import write_baselines
 
-            run = replace(run, baselines=write_baselines(RunFiles(folder), experiment, how.data))
-    _finish(run, was_finished)
+            found = write_baselines(RunFiles(folder), experiment, how.data)
+            ended = [replace(run, baselines=found) for run in ended]
+    _finish(folder, ended)
 
 
 def _what_is_kept(folder: Path) -> str:
@@ -281,13 +275,15 @@ def _spent_text(folder: Path) -> Callable[[int], str]:
     return text
 
 
-def _finish(run: "RunDocuments", was_finished: bool) -> None:
-    """Write the page of a finished run, and print its result."""
+def _finish(folder: Path, ended: "Sequence[RunDocuments]") -> None:
+    """Write the page of a run and print its result; of one that did not end here, by what its folder holds."""
     from sottovoce.report.page import write_page_of
+    from sottovoce.run.run_documents import read_runs
 
+    run = ended[0] if ended else read_runs([folder])[0]
     write_page_of(run, again=False)
     answer(run.result, _facts(run))
-    _note_read([run.folder] if was_finished else [])
+    _note_read([] if ended else [folder])
 
 
 def _run_as_rank(rank: int, wanted: Callable[[], RunPlan], timeout: float, how: Execution) -> None:
@@ -298,15 +294,13 @@ def _run_as_rank(rank: int, wanted: Callable[[], RunPlan], timeout: float, how: 
     unblock_signals()
     from sottovoce.distributed.ranks import join_ranks
     from sottovoce.run.execute import run_experiment
-    from sottovoce.run.layout import RunFiles
-    from sottovoce.run.run_documents import RunDocuments, read_runs
+    from sottovoce.run.run_documents import RunDocuments
 
     leads, ended = rank == 0, list[RunDocuments]()
     with join_ranks(timeout, lambda line: print_note(f"sotto: {line}")) as ranks:
         try:
             experiment = ranks.on_every_rank(lambda: wanted().single_run())
             folder = how.out / experiment.name
-            was_finished = RunFiles(folder).result.is_file()
             with _played(experiment, how, leads=leads) as after_round:
                 run_experiment(
                     experiment, folder, data=how.data, resume=how.resume, progress=after_round, coordinator=ranks,
@@ -323,7 +317,7 @@ def _run_as_rank(rank: int, wanted: Callable[[], RunPlan], timeout: float, how: 
                 os._exit(code)  # threads of the backend that wait for a lost rank would abort the interpreter's end
             raise SystemExit(code) from None
     if leads:
-        _finish(ended[0] if ended else read_runs([folder])[0], was_finished)
+        _finish(folder, ended)
 
 
 def _run_in_processes(plan: RunPlan, processes: int) -> None:

@@ -46,7 +46,7 @@ from sottovoce.learning.batches import Batches, parse_batches
 from sottovoce.learning.clipping import parse_clipping
 from sottovoce.privacy import calibration
 from sottovoce.privacy.accountant import AccountSettings
-from sottovoce.privacy.amplification import SampledNodes, calibrate_sampled, saves_noise
+from sottovoce.privacy.amplification import SampledNodes, calibrate_sampled
 from sottovoce.privacy.calibration import Target, calibrated_system, with_sigma
 from sottovoce.privacy.views import View, parse_view
 from sottovoce.tracing.policy import trace_possible
@@ -193,9 +193,8 @@ def calibrate(
     settings["participation"] = declared.participation.within(rounds)
     plain = calibrated_system(reference, adversary, target, **settings).sigma
     view = parse_view(adversary, labels=topology.names)
-    nodes = declared.sampled_nodes
-    chance = None if nodes is None else calibrate_sampled(reference, view, nodes, target)
-    return chance.sigma if chance is not None and saves_noise(chance.sigma, plain) else plain
+    chance = calibrate_sampled(reference, view, declared.sampled_nodes, target, plain)
+    return plain if chance is None else chance.sigma
 
 
 def _declared(how: str, nodes: int, records: int | Sequence[int] | None, settings: AccountSettings) -> DeclaredRecords:

@@ -33,7 +33,7 @@ from sottovoce.planning.noise_accumulation import noise_in_models
 from sottovoce.planning.question import Question
 from sottovoce.planning.ranking import Entry, Plan, PlannedSystem, Refused, rank
 from sottovoce.privacy.accountant import account
-from sottovoce.privacy.amplification import SampledCalibration, calibrate_sampled, saves_noise
+from sottovoce.privacy.amplification import calibrate_sampled
 from sottovoce.privacy.calibration import (
     Calibrated,
     Target,
@@ -198,7 +198,9 @@ def _entry(
     if secrets is None:
         reference = trace_possible(with_sigma(built, 1.0), net, rounds=question.rounds)
         unsampled = _calibrated(question, reference)
-        chance = _by_chance(question, reference, unsampled)
+        view = with_final_models(question.adversary, question.final_models)
+        target, nodes = Target(question.epsilon, question.delta), question.declared.sampled_nodes
+        chance = calibrate_sampled(reference, view, nodes, target, unsampled.sigma)
         paired: Mapping[str, object] = {}
     else:
         unsampled, chance = _scaled(question, build, net), None
@@ -216,16 +218,6 @@ def _entry(
         stand_in_of(found.view, found.system), average, node, why, _bytes_per_node(question, ready, net),
     )  # fmt: skip
     return PlannedSystem(entry, system)
-
-
-def _by_chance(question: Question, reference: LinearSystem, unsampled: Calibrated) -> SampledCalibration | None:
-    """The least sigma that counts on chance, where batches are drawn by it and that is less."""
-    nodes = question.declared.sampled_nodes
-    if nodes is None:
-        return None
-    view = with_final_models(question.adversary, question.final_models)
-    found = calibrate_sampled(reference, view, nodes, Target(question.epsilon, question.delta))
-    return found if found is not None and saves_noise(found.sigma, unsampled.sigma) else None
 
 
 def _calibrated(question: Question, reference: LinearSystem) -> Calibrated:

@@ -259,20 +259,20 @@ class SampledCalibration(NamedTuple):
 
 
 def calibrate_sampled(
-    reference: LinearSystem, view: View, nodes: SampledNodes, target: Target
+    reference: LinearSystem, view: View, nodes: SampledNodes | None, target: Target, unsampled: float
 ) -> SampledCalibration | None:
-    """The least sigma that meets a target by chance, from the system at sigma 1; None where chance counts for nothing.
+    """The least sigma that meets a target by chance, from the system at sigma 1; None where the `unsampled` one does.
 
-    That is so where somebody who shares secrets learns more than everyone.
+    That is so where nothing is drawn by chance, and where somebody who shares secrets learns more than everyone.
     """
-    if len(covering_views(view, reference)) > 1:
+    if nodes is None or len(covering_views(view, reference)) > 1:
         return None
 
     def at(sigma: PerNode) -> LinearSystem:
         return trace_with_noise(reference, reference.algorithm.noise.with_sigma(sigma))
 
     sigma = sampled_sigma(at, nodes, target, view)
-    if sigma is None:
+    if sigma is None or not saves_noise(sigma, unsampled):
         return None
     system = at(sigma)
     return SampledCalibration(sigma, system, sampled_figure(system, view, nodes, target.delta))

@@ -14,7 +14,6 @@ from sottovoce.core.participation import Adjacency
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy import views
 from sottovoce.privacy.accountant import Account
-from sottovoce.privacy.amplification import sampled_figure
 from sottovoce.privacy.assumptions import Assumption
 from sottovoce.privacy.composition import Composition, GaussianLoss, Loss, compose
 from sottovoce.privacy.covering_views import NAMED_ONLY, Coverage, shares_secrets
@@ -39,8 +38,6 @@ class AskedView:
     `sampled` is what whoever hears everything learns where batches are drawn by chance: nobody learns more.
     """
 
-    folder: Path
-    experiment: Experiment
     accountant: RunAccountant
     account: Account
     delta: float
@@ -78,16 +75,14 @@ def ask_about_run(
         which = published_models(run, experiment.privacy.and_final_models)
     account = accountant.account(with_final_models(parse_view(view, labels=run.topology.names), which))
     delta = experiment.privacy.delta if delta is None else delta
-    return AskedView(folder, experiment, accountant, account, delta, _learned_by_everyone(accountant, which, delta))
+    return AskedView(accountant, account, delta, _learned_by_everyone(accountant, which, delta))
 
 
 def _learned_by_everyone(accountant: RunAccountant, which: FinalModels, delta: float) -> PrivacyFigure | None:
     """The figure that counts on chance, where no node knows more than whoever hears everything."""
-    nodes = accountant.training_run.sampled_nodes
-    if nodes is None or shares_secrets(accountant.system):
-        return None
     try:
-        return sampled_figure(accountant.system, with_final_models(everyone(), which), nodes, delta)
+        everybody = with_final_models(everyone(), which)
+        return None if shares_secrets(accountant.system) else accountant.sampled(everybody, delta)
     except Unaccountable:
         return None
 

@@ -1,9 +1,10 @@
 """Checkpoints: all that a run needs to go on as if it had never stopped, in any number of processes.
 
 A checkpoint is written whole or not at all, and carries a checksum of itself. Noise is keyed by round, so nothing about
-generators has to be stored. Arrays lie in an npz file by number; beside them, as JSON, how they were nested. Of a run
-over processes every rank writes the rows of its nodes into a part of its own; when all parts are there, rank 0 writes
-its own, which names them, and removes those of the checkpoint before.
+generators has to be stored. The leaves of a state lie in an npz file by number, its arrays, and beside them as JSON;
+how they are nested is known from the state before the first round. Of a run over processes every rank writes the rows
+of its nodes into a part of its own; when all parts are there, rank 0 writes its own, which names them, and removes
+those of the checkpoint before.
 
 What is read back has to be a state that this run can be in: counts within its rounds, and finite numbers in arrays of
 the shapes that it starts with.
@@ -18,13 +19,13 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -45,20 +46,15 @@ from sottovoce.support.npz import Arrays, read_checked_npz, read_rows, write_npz
 from sottovoce.support.processes import STOPPING_SIGNALS
 from sottovoce.support.text import parse_json
 
-FORMAT = 1
+FORMAT = 2
 
 
 class _Leaf(TypedDict, total=False):
-    """A leaf of a state: a value, or which array it is, of what kind, and whether its rows lie in several parts."""
+    """A leaf of a state: a value, or an array, whether it is torch's, and whether its rows lie in several parts."""
 
     value: float | None
-    array: int
     torch: bool
     split: bool
-
-
-Nesting: TypeAlias = "list[Nesting] | _Leaf"
-"""How the leaves of a state are nested: a list stands for a tuple."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +74,10 @@ def save(
     coordinator: Coordinator = ALONE,
 ) -> None:
     """Write a checkpoint. `fingerprint` names the run, so that no other goes on from it."""
-    leaves: list[Rows] = []
-    state, nesting = checkpoint.state, _nesting(checkpoint.state.loop_state, transport, leaves)
-    named = {str(number): arrays.to_numpy(_rows_here(rows, transport)) for number, rows in enumerate(leaves)}
-    split = {number: named.pop(number) for number in list(named) if transport.is_partial(leaves[int(number)])}
+    state, leaves = checkpoint.state, _leaves(checkpoint.state.loop_state)
+    rows = {str(number): leaf for number, leaf in enumerate(leaves) if not _is_value(leaf)}
+    named = {number: arrays.to_numpy(_rows_here(one, transport)) for number, one in rows.items()}
+    split = {number: named.pop(number) for number in list(named) if transport.is_partial(rows[number])}
     here = {"nodes": transport.nodes, **split} if split else {}
     parts = [_part(path, state.rounds, rank, coordinator.size) for rank in range(1, coordinator.size)]
     if coordinator.rank:
@@ -93,7 +89,7 @@ def save(
     about = {
         "format": FORMAT, "fingerprint": fingerprint, "rounds": state.rounds, "sent": list(state.sent),
         "nonfinite": nonfinite, "wire": wire, "lines": checkpoint.lines, "seconds": checkpoint.seconds,
-        "carry": nesting, "parts": [part.name for part in parts],
+        "carry": [_about_leaf(leaf, transport) for leaf in leaves], "parts": [part.name for part in parts],
     }  # fmt: skip
     _write(path, {"about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8), **here, **named})
     for old in path.parent.glob(f"{path.stem}.*{path.suffix}"):
@@ -105,15 +101,27 @@ def _part(path: Path, rounds: int, rank: int, size: int) -> Path:
     return path.with_name(f"{path.stem}.{rounds}.{rank}of{size}{path.suffix}")
 
 
-def _nesting(value: State, transport: Transport, leaves: list[Rows]) -> Nesting:
-    """How arrays are nested in a state: a list for a tuple, the number of a leaf for an array, numbers as they are."""
-    if value is None or isinstance(value, bool | int | float):
-        return {"value": value}
-    if isinstance(value, tuple):
-        return [_nesting(part, transport, leaves) for part in value]
-    leaves.append(value)
-    is_torch = arrays.is_torch(_rows_here(value, transport))
-    return {"array": len(leaves) - 1, "torch": is_torch, "split": transport.is_partial(value)}
+def _is_value(leaf: object) -> bool:
+    return leaf is None or isinstance(leaf, bool | int | float)
+
+
+def _leaves(state: State) -> list[Any]:
+    """The arrays and values of a state, in order."""
+    return [leaf for part in state for leaf in _leaves(part)] if isinstance(state, tuple) else [state]
+
+
+def _nested_like(before: State, leaves: Iterator[Any]) -> State:
+    """Leaves nested as in another state, in tuples of the same kinds."""
+    if not isinstance(before, tuple):
+        return next(leaves)
+    parts = [_nested_like(part, leaves) for part in before]
+    return type(before)(*parts) if hasattr(before, "_fields") else tuple(parts)
+
+
+def _about_leaf(leaf: Any, transport: Transport) -> _Leaf:
+    if _is_value(leaf):
+        return {"value": leaf}
+    return {"torch": arrays.is_torch(_rows_here(leaf, transport)), "split": transport.is_partial(leaf)}
 
 
 def _rows_here(rows: Rows, transport: Transport) -> Rows:
@@ -131,8 +139,6 @@ def load(path: Path, training_run: TrainingRun, fingerprint: str, coordinator: C
     everyone = len(transport.nodes) == transport.n
     stored = read_checked_npz(path, None if everyone else ["about", "nodes"])
     about = _about(path, stored)
-    if about["format"] != FORMAT:
-        raise InputError(f"{path}: format {about['format']}", f"this version reads {FORMAT}", "start a new run")
     if about["fingerprint"] != fingerprint:
         raise InputError(
             f"{path}: a checkpoint of other settings, data or code", "a run can go on only as it began",
@@ -141,25 +147,32 @@ def load(path: Path, training_run: TrainingRun, fingerprint: str, coordinator: C
     if about["rounds"] > training_run.rounds or about["lines"] > about["rounds"] + 1:
         raise _unlike_a_run(path, f"{about['rounds']} rounds and {about['lines']} lines of metrics")
     before = training_run.before().loop_state
+    places = _leaves(before)
+    if len(about["carry"]) != len(places):
+        raise _unlike_a_run(path, f"a state of {len(about['carry'])} parts, in place of {len(places)}")
     try:
         held = _nodes_in(path, about["parts"], stored)
 
-        def array(leaf: _Leaf, nodes: Nodes | None) -> Rows:
-            name, split = str(leaf["array"]), leaf["split"]
-            if nodes is None and not split:
+        def array(name: str, leaf: _Leaf, nodes: Nodes | None) -> Rows:
+            if nodes is None and not leaf["split"]:
                 values = stored[name] if name in stored else read_checked_npz(path, [name])[name]
             else:
                 every = np.arange(transport.n)
-                values = _rows_of(held if split else {path: every}, name, every if nodes is None else nodes)
+                values = _rows_of(held if leaf["split"] else {path: every}, name, every if nodes is None else nodes)
             device = training_run.task.device
             return torch.from_numpy(values).to(device) if leaf["torch"] else arrays.read_only(values)
 
-        loop_state = _restored(about["carry"], array, transport, before)
+        leaves = [
+            leaf["value"] if "value" in leaf else transport.restore(partial(array, str(number), leaf), place)
+            for number, (leaf, place) in enumerate(zip(about["carry"], places, strict=True))
+        ]
     except (KeyError, TypeError, ValueError, IndexError) as error:
         if isinstance(error, InputError):
             raise
         raise _unlike_a_run(path, "arrays that do not belong together") from None
-    _check_state(path, loop_state, before, transport)
+    for leaf, place in zip(leaves, places, strict=True):
+        _check_leaf(path, leaf, place, transport)
+    loop_state = _nested_like(before, iter(leaves))
     counts = (about["nonfinite"], about["wire"]) if coordinator.rank == 0 else (0, 0)
     state = RunState(about["rounds"], loop_state, Traffic(*about["sent"]), *counts)
     return Checkpoint(state, about["lines"], about["seconds"])
@@ -171,6 +184,8 @@ def _about(path: Path, stored: Arrays) -> Document:
         about = parse_json(stored["about"].tobytes())
     except (KeyError, ValueError):
         raise _unlike_a_run(path, "nothing that says what it is") from None
+    if isinstance(about, dict) and about.get("format", FORMAT) != FORMAT:
+        raise InputError(f"{path}: format {about['format']}", f"this version reads {FORMAT}", "start a new run")
     problem = problem_in(about, CHECKPOINT.name)
     if problem is not None:
         raise _unlike_a_run(path, problem)
@@ -195,31 +210,12 @@ def _rows_of(held: Mapping[Path, Nodes], name: str, nodes: Nodes) -> Reals:
     return np.concatenate(found)[np.argsort(np.concatenate([*at.values()]))]
 
 
-def _restored(
-    nesting: Nesting, array: Callable[[_Leaf, Nodes | None], Rows], transport: Transport, before: State
-) -> State:
-    """The state of a nesting; tuples are of the kind that was in their place before the first round."""
-    if isinstance(nesting, list):
-        places = before if isinstance(before, tuple) else [None] * len(nesting)
-        parts = [_restored(part, array, transport, place) for part, place in zip(nesting, places, strict=True)]
-        return type(before)(*parts) if hasattr(before, "_fields") else tuple(parts)
-    return transport.restore(partial(array, nesting), before) if "array" in nesting else nesting["value"]
-
-
-def _check_state(path: Path, state: State, before: State, transport: Transport) -> None:
-    """Refuse a state that this run cannot be in; `before` is the one that it starts with."""
-    if isinstance(before, tuple) or isinstance(state, tuple):
-        if not (isinstance(before, tuple) and isinstance(state, tuple) and len(before) == len(state)):
-            raise _unlike_a_run(path, "arrays that are nested in another way")
-        for part, place in zip(state, before, strict=True):
-            _check_state(path, part, place, transport)
+def _check_leaf(path: Path, leaf: Any, place: Any, transport: Transport) -> None:
+    """Refuse a part of a state that this run cannot be in; `place` is what is there before the first round."""
+    if _is_value(leaf):
         return
-    found, expected = (
-        None if one is None or isinstance(one, bool | int | float) else arrays.to_numpy(_rows_here(one, transport))
-        for one in (state, before)
-    )
-    if found is None:
-        return
+    found, expected = (None if _is_value(one) else arrays.to_numpy(_rows_here(one, transport)) for one in (leaf, place))
+    assert found is not None
     if expected is not None and (found.shape, found.dtype) != (expected.shape, expected.dtype):
         what = f"an array of {found.dtype} and shape {found.shape}, in place of {expected.dtype} {expected.shape}"
         raise _unlike_a_run(path, what)

@@ -88,7 +88,6 @@ from sottovoce.run.training_run import (
     RoundCallback,
     TrainingRun,
     average_model,
-    call_all,
     measured_rounds,
 )
 from sottovoce.support.config import Document, Experiment, first_difference, parse_experiment
@@ -402,7 +401,7 @@ class _Training:
         recorder = Recorder(self.training_run, self.experiment.record, self.files.messages, rank)
         rounds = measured_rounds(
             self.training_run, now.state, every=metrics.every, test_rows=metrics.test_rows, seconds=now.seconds,
-            start=now.lines == 0, on_round=call_all(on_round, recorder), coordinator=self.coordinator,
+            start=now.lines == 0, callbacks=(on_round, recorder), coordinator=self.coordinator,
         )  # fmt: skip
         report_stage("the first round")
         with (

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, NamedTuple, NoReturn
+from typing import IO, NoReturn
 
 from sottovoce.core.random_streams import NoiseKey, RandomSource
 from sottovoce.core.secret_source import SecretSource
@@ -50,11 +50,17 @@ class Audience(StrEnum):
     PRIVATE = "private"
 
 
-class FileKind(NamedTuple):
-    """A file, or folder, that lies in the folder of a run; see docs/run.md."""
+@dataclass(frozen=True)
+class FileKind:
+    """A file, or folder, that lies in the folder of a run, see docs/run.md; as an attribute of `RunFiles` its path."""
 
     name: str
     audience: Audience
+    is_folder: bool = False
+
+    def __get__(self, files: RunFiles, _: type[RunFiles]) -> Path:
+        path = files.folder / self.name
+        return check_no_link(path) if self.is_folder else path  # in place of a folder, no link is followed
 
 
 CONFIG = FileKind("config.json", Audience.PUBLIC)
@@ -71,9 +77,9 @@ NOISE_KEY = FileKind("noise.key", Audience.PRIVATE)
 PRIVATE = FileKind("private.json", Audience.PRIVATE)
 CHECKPOINT = FileKind("checkpoint.npz", Audience.PRIVATE)
 MEMBER_MODEL = FileKind("model.npz", Audience.PRIVATE)
-MESSAGES = FileKind("messages", Audience.PRIVATE)
-RERUNS = FileKind("reruns", Audience.PRIVATE)
-SHADOWS = FileKind("shadows", Audience.PRIVATE)
+MESSAGES = FileKind("messages", Audience.PRIVATE, is_folder=True)
+RERUNS = FileKind("reruns", Audience.PRIVATE, is_folder=True)
+SHADOWS = FileKind("shadows", Audience.PRIVATE, is_folder=True)
 LOCK = FileKind("lock", Audience.PRIVATE)
 
 FILES = (
@@ -82,19 +88,6 @@ FILES = (
 )  # fmt: skip
 """All that a run's folder holds, what may be handed on first."""
 
-FOLDERS = (MESSAGES, RERUNS, SHADOWS)
-
-
-class _Place:
-    """Where a file of a run lies. In place of a folder, no link is followed."""
-
-    def __init__(self, kind: FileKind) -> None:
-        self._kind = kind
-
-    def __get__(self, files: RunFiles, _: type[RunFiles]) -> Path:
-        path = files.folder / self._kind.name
-        return check_no_link(path) if self._kind in FOLDERS else path
-
 
 @dataclass(frozen=True)
 class RunFiles:
@@ -102,23 +95,23 @@ class RunFiles:
 
     folder: Path
 
-    config = _Place(CONFIG)
-    graph = _Place(GRAPH)
-    privacy = _Place(PRIVACY)
-    metrics = _Place(METRICS)
-    result = _Place(RESULT)
-    page = _Place(PAGE)
-    baselines = _Place(BASELINES)
-    attack = _Place(ATTACK)
-    audit = _Place(AUDIT)
-    noise_key = _Place(NOISE_KEY)
-    private = _Place(PRIVATE)
-    checkpoint = _Place(CHECKPOINT)
-    member_model = _Place(MEMBER_MODEL)
-    messages = _Place(MESSAGES)
-    reruns = _Place(RERUNS)
-    shadows = _Place(SHADOWS)
-    lock = _Place(LOCK)
+    config = CONFIG
+    graph = GRAPH
+    privacy = PRIVACY
+    metrics = METRICS
+    result = RESULT
+    page = PAGE
+    baselines = BASELINES
+    attack = ATTACK
+    audit = AUDIT
+    noise_key = NOISE_KEY
+    private = PRIVATE
+    checkpoint = CHECKPOINT
+    member_model = MEMBER_MODEL
+    messages = MESSAGES
+    reruns = RERUNS
+    shadows = SHADOWS
+    lock = LOCK
 
     def document(self, path: Path) -> Document | None:
         """A JSON file of the run, which fits its schema, or None where it is not there."""

@@ -23,7 +23,7 @@ from sottovoce.core.random_streams import public_seed
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy import views
 from sottovoce.privacy.accountant import Account
-from sottovoce.privacy.amplification import better_figure, sampled_figure, sampled_loss
+from sottovoce.privacy.amplification import better_figure, sampled_loss
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind, NotCovered
 from sottovoce.privacy.composition import GaussianLoss, Loss, SampledLoss, StatedLoss
 from sottovoce.privacy.covering_views import (
@@ -45,7 +45,6 @@ from sottovoce.support.progress import counted, next_counted
 from sottovoce.support.text import JSON, parse_json
 from sottovoce.support.threads import one_thread
 from sottovoce.tracing.certificate import what_is_checked
-from sottovoce.tracing.linear_system import LinearSystem
 
 STAGES = 20
 """At so many rounds at most epsilon is reported."""
@@ -210,7 +209,7 @@ class PrivacyReport:
         """Epsilon that counts on chance, after the first rounds."""
         try:
             with next_counted():
-                sampled = _sampled(self._run, self.accountant.first_rounds(rounds), view, self.delta)
+                sampled = self.accountant.sampled(view, self.delta, rounds)
         except Unaccountable:
             return math.inf
         return math.inf if sampled is None else sampled.epsilon
@@ -257,12 +256,6 @@ def _stages(total: int, every: int, most: int) -> list[int]:
     measured = [rounds for rounds in range(1, total + 1) if is_measured(rounds, every, total)]
     chosen = np.linspace(0, len(measured) - 1, max(1, min(len(measured), most))).round().astype(int)
     return sorted({1, total, *(measured[at] for at in chosen)})
-
-
-def _sampled(run: TrainingRun, system: LinearSystem, view: View, delta: float) -> PrivacyFigure | None:
-    """The figure that counts on batches drawn by chance; None where they are not."""
-    nodes = run.sampled_nodes
-    return None if nodes is None else sampled_figure(system, view, nodes, delta)
 
 
 def _as_named(figure: PrivacyFigure) -> PrivacyFigure:
@@ -315,7 +308,7 @@ def report_privacy(
     accounts = accountant.accounts(list(adversaries))
     refusals: tuple[str, ...] = ()
     try:
-        sampled = _sampled(training_run, accountant.system, everyone, delta)
+        sampled = accountant.sampled(everyone, delta)
     except Unaccountable as refusal:
         sampled, refusals = None, (str(refusal),)
     return PrivacyReport(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,13 +14,13 @@ from sottovoce.core.final_models import FinalModels, parse_final_models
 from sottovoce.core.noise import CombinedNoise, NoNoise, PerNode
 from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
-from sottovoce.privacy.accountant import Account, account
-from sottovoce.privacy.amplification import sampled_sigma, saves_noise
+from sottovoce.privacy.accountant import Account, AccountSettings, account
+from sottovoce.privacy.amplification import sampled_figure, sampled_sigma, saves_noise
 from sottovoce.privacy.calibration import Calibrated, Target, accounts_at, least_sigma, with_sigma
 from sottovoce.privacy.convexity import least_weight, non_expansive, taken_step_size
 from sottovoce.privacy.covering_views import covering_views, insiders_know_more
 from sottovoce.privacy.exact.routes import loss_cost
-from sottovoce.privacy.guarantee import KINDS, Kind
+from sottovoce.privacy.guarantee import KINDS, Kind, PrivacyFigure
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.views import View, everyone, parse_view, with_final_models
 from sottovoce.run.training_run import TrainingRun
@@ -135,18 +135,21 @@ class RunAccountant:
             found.system = trace_with_noise(self.system, self.system.algorithm.noise.with_sigma(sigma))
         return found
 
-    def accounts_at(self, kinds: Sequence[Kind]) -> Callable[[float, View], Account]:
-        """How to account for the run at any sigma, where its own is 1."""
-        noise = self.system.algorithm.noise
-        return accounts_at(self.system, noise.with_sigma, covering=False, **self._settings(self.system, kinds))
+    def sampled(self, view: View, delta: float, rounds: int | None = None) -> PrivacyFigure | None:
+        """The figure that counts on batches drawn by chance, also after so many rounds; None where none are drawn."""
+        nodes = self.training_run.sampled_nodes
+        if nodes is None:
+            return None
+        return sampled_figure(self.system if rounds is None else self.first_rounds(rounds), view, nodes, delta)
 
     def _account(self, system: LinearSystem, view: View, kinds: Sequence[Kind]) -> Account:
-        return account(system, view, covering=False, **self._settings(system, kinds))
+        return account(system, view, **self.settings(system, kinds))
 
-    def _settings(self, system: LinearSystem, kinds: Sequence[Kind]) -> dict[str, Any]:
+    def settings(self, system: LinearSystem, kinds: Sequence[Kind]) -> AccountSettings:
+        """What is asked of an account of this run."""
         return {
             "adjacency": self.training_run.adjacency, "participation": self._participation(system),
-            "convex": self.convexity.established, "kinds": kinds,
+            "convex": self.convexity.established, "kinds": kinds, "covering": False,
         }  # fmt: skip
 
     def _participation(self, system: LinearSystem) -> Participation:
@@ -223,8 +226,9 @@ def calibrate_run(
 
 def _least_sigma(reference: RunAccountant, adversaries: Sequence[View], target: Target) -> Calibrated:
     """Against all of them. A sigma found in proportion is accounted for with all kinds, for it will be reported."""
-    noise = reference.training_run.algorithm.noise
-    one = reference.accounts_at(reference.proven_kinds if isinstance(noise, CombinedNoise) else reference.kinds)
+    noise, system = reference.training_run.algorithm.noise, reference.system
+    kinds = reference.proven_kinds if isinstance(noise, CombinedNoise) else reference.kinds
+    one = accounts_at(system, system.algorithm.noise.with_sigma, **reference.settings(system, kinds))
 
     def at(sigma: float) -> Account:
         accounts = [one(sigma, view) for view in adversaries]

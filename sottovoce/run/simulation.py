@@ -53,7 +53,6 @@ from sottovoce.run.training_run import (
     Measurement,
     RoundCallback,
     TrainingRun,
-    call_all,
     measured_rounds,
     prepare_run,
 )
@@ -146,10 +145,10 @@ def simulate(
     if epsilon is not None:
         training_run = calibrate_run(training_run, epsilon=epsilon, delta=delta, view=view).training_run
     recorder = None if record is None else Recorder(training_run, record)
-    metrics, callback = [], call_all(on_round, recorder)
+    metrics = []
     with torch_threads(threads):
         played = measured_rounds(
-            training_run, training_run.before(), every=every, test_rows=test_rows, on_round=callback
+            training_run, training_run.before(), every=every, test_rows=test_rows, callbacks=(on_round, recorder)
         )
         for state, measurement in played:
             last = state

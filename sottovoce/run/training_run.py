@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -55,17 +55,6 @@ class RunState(NamedTuple):
 
 RoundCallback: TypeAlias = Callable[[PlayedRound, RunState], None]
 """Called after each round with the round as it was played, and where the run stands after it."""
-
-
-def call_all(*callbacks: RoundCallback | None) -> RoundCallback:
-    """One callback that calls all of these that are given, in turn."""
-
-    def call(played: PlayedRound, state: RunState) -> None:
-        for callback in callbacks:
-            if callback is not None:
-                callback(played, state)
-
-    return call
 
 
 @dataclass(frozen=True, eq=False)
@@ -337,19 +326,20 @@ def measured_rounds(
     test_rows: int | None = None,
     seconds: float = 0.0,
     start: bool = True,
-    on_round: RoundCallback | None = None,
+    callbacks: Sequence[RoundCallback | None] = (),
     coordinator: Coordinator = ALONE,
 ) -> Iterator[tuple[RunState, Measurement | None]]:
     """Each state after `state`, with metrics every few rounds, the starting point among them unless not `start`.
 
-    `seconds` is what the run has taken before. The `coordinator` gathers the metrics of a run over several processes.
+    `seconds` is what the run has taken before; `callbacks` are called after each round. The `coordinator` gathers the
+    metrics of a run over several processes.
     """
     begun = time.perf_counter() - seconds
     if state.rounds == 0 and start:
         yield state, measure(training_run, state, 0.0, test_rows, coordinator)
     for played, now in training_run.play(state):
-        if on_round is not None:
-            on_round(played, now)
+        for callback in filter(None, callbacks):
+            callback(played, now)
         measurement = None
         if is_measured(now.rounds, every, training_run.rounds):
             measurement = measure(training_run, now, time.perf_counter() - begun, test_rows, coordinator)

@@ -183,7 +183,7 @@ def test_several_runs_together(folder, sotto):
     [
         ("account", 2, "no --graph"),
         ("account nowhere", 2, "no run"),
-        ("account nowhere --graph ring:4", 2, "runs together with --graph or its options"),
+        ("account nowhere --graph ring:4", 2, "--graph with runs"),
         ("ledger none.ledger", 2, "no such file"),
         ("ledger my.ledger --budget 0", 2, "it must be positive and finite"),
         ("run try.toml --lineage b", 2, "--lineage without --ledger"),

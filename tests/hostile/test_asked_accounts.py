@@ -80,6 +80,13 @@ def test_no_option_of_graphs_is_passed_over_with_runs(sotto, sent, option):
     assert err.startswith(f"sotto: {option.split()[0]} with runs; ")
 
 
+def test_a_delta_that_is_typed_counts_though_it_is_the_usual_one(sotto, trained):
+    folder = trained(DOCUMENT | {"record": {}, "privacy": DOCUMENT.get("privacy", {}) | {"delta": 1e-6}})
+    for option, delta in (("", 1e-6), ("--delta 1e-5", 1e-5)):
+        code, out, _ = sotto(f"account {folder} --view node:0 {option} --json")
+        assert (code, json.loads(out)["delta"]) == (0, delta)
+
+
 def test_a_budget_that_is_refused_is_not_set(sotto, tmp_path):
     ledger = tmp_path / "my.ledger"
     assert sotto(f"ledger {ledger} --budget 2")[0] == 0

@@ -1,11 +1,15 @@
-"""What an account says, as a table and in words."""
+"""How privacy figures are printed: tables of an account, its headline in words, and joint figures of runs.
+
+The rows of an account's own table are made by `privacy.accountant.Account.table`.
+"""
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from sottovoce.cli.output import node_name
+from sottovoce.cli.output import Table, node_name
 from sottovoce.core.final_models import FinalModels
 from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.views import LISTED
@@ -16,6 +20,7 @@ if TYPE_CHECKING:
     from sottovoce.core.participation import Adjacency, Change
     from sottovoce.privacy.accountant import Account
     from sottovoce.privacy.guarantee import Guarantee, PrivacyFigure
+    from sottovoce.run.accounts_of_runs import JointAccount, JointFigure
 
 
 SWEPT = (
@@ -46,13 +51,14 @@ def account_words(
 
         if better_figure(sampled, PrivacyFigure.of(result.headline, delta)) is sampled:
             return sampled_words(result, sampled, delta)
-    return table_words(result) + headline_words(result, result.headline, delta, labels)
+    return table_words(result) + headline_words(result, delta, labels)
 
 
-def headline_words(result: "Account", best: "Guarantee", delta: float, labels: Sequence[str] | None) -> list[str]:
+def headline_words(result: "Account", delta: float, labels: Sequence[str] | None) -> list[str]:
     """The headline with all that it rests on."""
     from sottovoce.privacy.covering_views import stand_in_of
 
+    best = result.headline
     if best.proves_nothing:
         return [
             f"Headline: epsilon inf at delta {delta:g} (mu inf) against {best.view}: nothing is proven for what runs.",
@@ -68,7 +74,7 @@ def headline_words(result: "Account", best: "Guarantee", delta: float, labels: S
         scope = "part of what this adversary sees holds no noise that it does not know, so nothing protects them"
     if not best.observed:
         scope = "no observed message depends on this data, and final models are not covered"
-    lines = [f"Headline: {figure}, {best.kind} ({best.figure}), {_whom(result, best, labels)}; {scope}."]
+    lines = [f"Headline: {figure}, {best.kind} ({best.figure}), {_whom(result, labels)}; {scope}."]
     stand_in = stand_in_of(result.view, result.system)
     lines += [] if stand_in is None else [f"{stand_in}."]
     lines.append(f"It holds {result.coverage}.")
@@ -92,12 +98,13 @@ def headline_words(result: "Account", best: "Guarantee", delta: float, labels: S
     return lines + [f"Does not apply: {refusal}." for refusal in result.refusals]
 
 
-def _whom(result: "Account", best: "Guarantee", labels: Sequence[str] | None) -> str:
+def _whom(result: "Account", labels: Sequence[str] | None) -> str:
     """The victims that the headline is about, and the adversary where it is not the one that was asked for."""
     from sottovoce.privacy.covering_views import hides_in_sums, knows_everything
     from sottovoce.privacy.views import ViewKind
 
-    victim, any_of_a_size = f"for node {node_name(best.victim, labels)}", result.view.kind is ViewKind.ANY_COALITION
+    best, any_of_a_size = result.headline, result.view.kind is ViewKind.ANY_COALITION
+    victim = f"for node {node_name(best.victim, labels)}"
     if knows_everything(best.view, result.system) and best.view != result.view:
         return f"{victim} against all nodes together, who know every secret"
     if any_of_a_size:
@@ -125,7 +132,7 @@ def table_words(result: "Account") -> list[str]:
     ]
 
 
-def join_distances(table: list[list[str]]) -> list[list[str]]:
+def join_distances(table: Table) -> Table:
     """A table of guarantees in which distances one after the other that have the same figures are one row.
 
     >>> head, kind = ["kind", "figure", "distance", "victims", "mu"], ["any-training", "bound"]
@@ -133,17 +140,14 @@ def join_distances(table: list[list[str]]) -> list[list[str]]:
     ...                 [*kind, "3", "2", "0.1"], [*kind, "4", "1", "0.1"]])[2:]
     [['any-training', 'bound', '2 to 4', '5', '0.1']]
     """
-    joined: list[list[str]] = []
-    for row in table:
-        kind, figure, distance, victims, *figures = row
-        alike = joined and joined[-1][:2] == [kind, figure] and joined[-1][4:] == figures
-        if alike and distance.isdigit():
-            first, last = joined[-1][2].split(" ")[0], joined[-1][2].split(" ")[-1]
-            if last.isdigit() and int(distance) == int(last) + 1:
-                both = str(int(joined[-1][3]) + int(victims))
-                joined[-1] = [kind, figure, f"{first} to {distance}", both, *figures]
-                continue
-        joined.append(row)
+    joined: Table = []
+    for (*_, counts), group in groupby(table, lambda row: (row[:2], row[4:], row[2].isdigit())):
+        rows = list(group)
+        first, last = rows[0], rows[-1]
+        if counts and 1 < len(rows) == int(last[2]) - int(first[2]) + 1:
+            victims = sum(int(row[3]) for row in rows)
+            rows = [[*first[:2], f"{first[2]} to {last[2]}", str(victims), *first[4:]]]
+        joined += rows
     return joined
 
 
@@ -186,3 +190,40 @@ def changed_data(adjacency: "Adjacency", change: "Change") -> str:
     what = "a node's data is" if adjacency == "user" else "one record is"
     how = "replaced" if change == "replace" else "made to count as nothing"
     return f"It is about the same data in all runs, of which {what} {how}."
+
+
+def published_table(result: "Account") -> Table:
+    """One line for each formula of a paper: its range over victims, and for how many it is below the exact loss."""
+    from sottovoce.privacy.assumptions import AssumptionKind
+    from sottovoce.privacy.guarantee import Kind
+
+    table = [["as published", "victims", "mu min", "max", "below the exact loss"]]
+    formulas: dict[str, list[Guarantee]] = {}
+    for guarantee in result.guarantees:
+        if guarantee.kind is Kind.AS_PUBLISHED:
+            formulas.setdefault(guarantee.assumptions[0].sentence, []).append(guarantee)
+    for name, found in formulas.items():
+        below = sum(one.kind is AssumptionKind.BELOW_EXACT_LOSS for g in found for one in g.assumptions)
+        mus = [g.mu for g in found]
+        verdict = f"for {below}: not a bound" if below else "no"
+        table.append([name, str(len(found)), round_up(min(mus)), round_up(max(mus)), verdict])
+    return table
+
+
+def joint_table(figures: "Sequence[JointFigure]", delta: float) -> Table:
+    """What each adversary learns from several runs together."""
+    table = [["view", "runs", "mu", f"epsilon at delta {delta:g}", "how"]]
+    for one in figures:
+        joint = one.joint
+        mu = "-" if joint.mu is None else round_up(joint.mu)
+        table.append([str(one.view), str(len(joint.losses)), mu, round_up(joint.epsilon(delta)), joint.rule.value])
+    return table
+
+
+def joint_words(found: "JointAccount", first: "JointFigure") -> list[str]:
+    """What the first of the joint figures is about, and what it rests on."""
+    lines = [changed_data(found.adjacency, first.joint.change), f"{first.final_models.sentence}."]
+    if found.covers.colluders is not None and first is found.figures[0]:
+        lines.append(f"It holds {found.covers}.")
+    lines += [f"It assumes: {assumption}." for assumption in first.assumptions]
+    return lines if found.note is None else [*lines, found.note]
