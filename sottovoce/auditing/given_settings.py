@@ -42,10 +42,11 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 from scipy.signal import fftconvolve
 
 from sottovoce.auditing.outside_claims import MARGIN, epsilon_at_least
+from sottovoce.core.noise import LARGEST, SMALLEST
 from sottovoce.errors import InputError
 from sottovoce.privacy.amplification import epsilon_of_batches
 from sottovoce.privacy.gaussian_dp import epsilon_of
@@ -53,8 +54,15 @@ from sottovoce.support.config import Document, Section, parse_section
 from sottovoce.support.files import read_text
 from sottovoce.support.text import parse_json
 
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
+
+def _in_range(value: float) -> float:
+    if value and not SMALLEST <= value <= LARGEST:
+        raise ValueError(f"must lie between {SMALLEST:g} and {LARGEST:g}")
+    return value
+
+
+Positive = Annotated[float, Field(gt=0), AfterValidator(_in_range)]
+NotNegative = Annotated[float, Field(ge=0), AfterValidator(_in_range)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1, le=10**12)]
 AnyTyped = TypeVar("AnyTyped", bound="Typed")
@@ -172,8 +180,10 @@ class GivenSettings(Typed):
         if self.deviation == 0:
             return Range(math.inf, math.inf)
         if self.share == 1:
-            exact = epsilon_of(math.sqrt(self.rounds) / self.noise_multiplier, delta)
-            return Range((1 - MARGIN) * exact, exact)
+            mu = math.sqrt(self.rounds) / self.noise_multiplier
+            exact = epsilon_of(mu, delta)
+            attained = exact if math.isfinite(exact) else mu**2 / 2 if delta < 0.4 else 0.0  # where delta is nearly 1/2
+            return Range((1 - MARGIN) * attained, exact)
         replaced = self.adjacency is Adjacency.REPLACE
         size = self.records if replaced else None
         most = epsilon_of_batches(

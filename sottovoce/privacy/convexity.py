@@ -19,6 +19,8 @@ R^2. A ridge `r/2 ||x||^2`, outside of the clip, adds r.
 
 from __future__ import annotations
 
+import math
+
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_down
 from sottovoce.tracing.linear_system import LinearSystem
@@ -46,13 +48,17 @@ def smoothness(model: str, feature_norm: float, *, ridge: float = 0.0) -> float:
 
 
 def least_weight(system: LinearSystem) -> float:
-    """The smallest push-sum weight w of a run, whose gradients are taken at `x / w`; 1 without push-sum."""
+    """The smallest push-sum weight w of a run, whose gradients are taken at `x / w`; 1 without push-sum.
+
+    Infinite where they are taken at one point, whatever nodes hold.
+    """
     points = [step.split(step.point)[0] for step in dict.fromkeys(system.steps) if step.point is not None]
     if any(point.nnz and point.min() < 0 for point in points):
         raise Unaccountable(
             f"{system.algorithm.name} takes gradients at minus a node's model, which moves models apart"
         )
-    return 1 / max((float(abs(point).max()) for point in points), default=1.0)
+    largest = max((float(abs(point).max()) for point in points), default=1.0)
+    return 1 / largest if largest else math.inf
 
 
 def taken_step_size(system: LinearSystem) -> float:

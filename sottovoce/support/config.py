@@ -378,7 +378,7 @@ def _input_error(
         return InputError(f"{at} = {problem['input']!r}", "it must be a table of keys", f"write [{key}]")
     if path == ["noise_key"]:
         return InputError(at, "it must be a string of 32 hexadecimal digits", "put it in quotes, or leave it out")
-    message = re.sub(r"^(Input|String|Value) ", "it ", problem["msg"])
+    message = re.sub(r"^(Input|String|Value error,|Value) ", "it ", problem["msg"])
     if problem["type"] == "string_pattern_mismatch":
         message = "letters, digits and . _ = , + - from a letter or digit on, parts divided by /"
     rules = [message[:1].lower() + message[1:], *(one["msg"].lower() for one in alternatives)]

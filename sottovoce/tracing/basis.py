@@ -221,9 +221,14 @@ class RowLocal:
         return self._watched("absorb", self._inner.absorb(state, mixed), (state, mixed))
 
     def _watched(self, name: str, result: Result, given: State) -> Result:
-        sources = slots(given)
+        sources, found = slots(given), slots(result)
         width = max((rows.matrix.shape[1] for rows in sources), default=0)
-        for rows in slots(result):
+        if name in ("point", "message") and not found:
+            raise Unaccountable(
+                f"{name} of {self._inner.name} gives a {type(result).__name__} in place of nodes' values; make it of "
+                "what the state holds, as in 0 * state.x for zeros"
+            )
+        for rows in found:
             if rows.basis is not None and rows.basis is not self._basis:
                 raise Unaccountable(f"{name} of {self._inner.name}: {OTHER_ROUND}")
             if rows.matrix.shape[1] > width or any(rows is source for source in sources):

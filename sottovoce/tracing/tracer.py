@@ -33,6 +33,7 @@ from sottovoce.core.compression import Identity
 from sottovoce.core.loop import play_round, start_run
 from sottovoce.core.messages import LoopState, PlayedRound
 from sottovoce.core.mixing import Mixing
+from sottovoce.core.noise import LARGEST, SMALLEST
 from sottovoce.core.sensitivity import in_units_of_largest, largest
 from sottovoce.core.topologies import Changing, Topology
 from sottovoce.errors import Unaccountable
@@ -41,7 +42,15 @@ from sottovoce.tracing.basis import FIRST, Basis, Coordinate, Coordinates, MapIn
 from sottovoce.tracing.coordinate_classes import covering_all_coordinates
 from sottovoce.tracing.linear_forms import LinearRows, as_linear, slots, with_slots
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, TracedMessages
-from sottovoce.tracing.round_maps import ClassMaps, Numbers, RoundMaps, combination_of, combined, noise_deviation
+from sottovoce.tracing.round_maps import (
+    ClassMaps,
+    Combination,
+    Numbers,
+    RoundMaps,
+    combination_of,
+    combined,
+    noise_deviation,
+)
 
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm, State
@@ -277,7 +286,19 @@ def _trace_maps(
         private=_private(state),
         private_out=_private(played.loop_state.state),
     )
+    _check_sizes(algorithm, (*maps.sent, *maps.state_out, maps.models, *(() if maps.point is None else (maps.point,))))
     return maps, played.loop_state
+
+
+def _check_sizes(algorithm: Algorithm, combinations: Sequence[Combination]) -> None:
+    """Refuse coefficients whose squares, and products with sizes of noise, are no numbers."""
+    sizes = np.abs(np.concatenate([np.zeros(0), *(each for one in combinations for _, each in one)]))
+    sizes = sizes[sizes > 0]
+    if sizes.size and not SMALLEST <= sizes.min() <= sizes.max() <= LARGEST:
+        raise Unaccountable(
+            f"{algorithm.name} multiplies values by {sizes.min():.3g} to {sizes.max():.3g} in a round; use numbers "
+            f"between {SMALLEST:g} and {LARGEST:g}"
+        )
 
 
 def _private(state: State) -> tuple[bool, ...]:

@@ -200,6 +200,24 @@ WRONG = (
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("size", ["1e300", "1e-300", "1e51"])
+def test_sizes_whose_squares_are_no_numbers_are_refused_where_they_enter(size, sotto):
+    for text in (
+        CENTRAL.format(size, 1, "absolute", "mean", "replace"),
+        CENTRAL.format(1, size, "clip", "sum", "replace"),
+    ):
+        code, out, err = sotto("audit --settings", text, "--claim", "1")
+        assert (code, out, err.count("\n"), "between" in err) == (2, "", 1, True), err
+
+
+@pytest.mark.parametrize("sigma", [1e-50, 1e-8, 1e50])
+def test_extreme_noise_is_accounted_for_in_numbers(sigma):
+    found = mechanism(CENTRAL.format(1, sigma, "clip", "sum", "add-remove"), None).epsilon(1e-5)
+    assert 0 <= found.least <= found.most
+    assert found.least < math.inf
+    assert found.least > 1e15 or sigma > 1
+
+
 @pytest.mark.parametrize("text", WRONG)
 def test_wrong_settings_are_refused(text, sotto):
     code, _, err = sotto("audit --settings", text, "--claim", "1")

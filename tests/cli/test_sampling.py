@@ -120,6 +120,21 @@ def test_any_view_of_a_run_is_answered_with_its_own_settings(sotto, tmp_path, mo
     assert "runs have settings of their own" in err
 
 
+def test_the_delta_that_was_typed_counts_also_where_it_is_the_usual_one(sotto, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text(RUN.format(batch="full"))
+    assert sotto("run run.toml --set privacy.delta=1e-3")[0] == 0
+    figures = {}
+    for typed, delta in (("", 1e-3), (" --delta 1e-5", 1e-5), (" --delta 1e-3", 1e-3)):
+        found = answered(sotto, f"account runs/asked --view node:Hill{typed}")
+        assert found["delta"] == delta
+        figures[typed] = found["headline"]["epsilon"]
+        assert f"delta {delta:g}" in sotto(f"account runs/asked --view node:Hill{typed}")[1]
+    assert figures[""] == figures[" --delta 1e-3"] < figures[" --delta 1e-5"]
+    code, _, err = sotto("account runs/asked --view node:Hill --rounds 100")  # the usual number
+    assert (code, "runs have settings of their own" in err) == (2, True)
+
+
 def test_a_view_of_a_run_with_batches_by_chance_learns_no_more_than_everyone(sotto, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.toml").write_text(RUN.format(batch="poisson:0.2"))

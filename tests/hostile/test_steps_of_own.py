@@ -278,3 +278,37 @@ def test_combinations_of_gradients_and_noise_cost_no_less_than_in_fractions(seed
     except Unaccountable:
         return
     assert min(one.mu for one in found.guarantees) >= truth(numbers) * (1 - 1e-6)
+
+
+class AtOnePoint(Gossip):
+    """Gradients are taken at zero, whatever nodes hold."""
+
+    def point(self, state):
+        return 0 * state.x
+
+
+class AtAnArray(Gossip):
+    def point(self, state):
+        return np.zeros((4, 1))
+
+
+class Enormous(Gossip):
+    def local(self, state, grad, noise):
+        return Model(state.x - 1e300 * (grad + noise))
+
+
+class Vanishing(Gossip):
+    def message(self, state):
+        return 1e-300 * state.x
+
+
+def test_a_run_whose_gradients_are_all_taken_at_one_point_is_accounted_for():
+    system = trace(AtOnePoint(name="at-one-point", noise=Independent(2.0)), metropolis("ring:4"), rounds=4)
+    found = account(system, "node:0", convex=True)
+    assert 0 < found.of(2, "convex-training").mu <= account(system).mu
+
+
+@pytest.mark.parametrize("kind", [AtAnArray, Enormous, Vanishing])
+def test_values_that_are_none_and_numbers_out_of_range_are_one_refusal(kind):
+    with pytest.raises(Unaccountable, match=r"in place of nodes' values|use numbers between"):
+        trace(kind(name="own", noise=Independent(2.0)), metropolis("ring:4"), rounds=2)
