@@ -65,6 +65,23 @@ class RoundMaps:
         """Whether all that follows is a function of the sum of gradient and noise: both have one coefficient."""
         return not self.adds_noise or all(self._alike(one) for one in (*self.sent, *self.state_out, self.models))
 
+    @property
+    def made(self) -> tuple[Combination, ...]:
+        """What is made of the inputs: messages, the state after the round, models, and the point of a gradient."""
+        return (*self.sent, *self.state_out, self.models, *(() if self.point is None else (self.point,)))
+
+    def does_as(self, apart: RoundMaps) -> bool:
+        """Whether a round that has noise in its gradients is that of another in which it stands beside them."""
+        if not apart.released or len(self.made) != len(apart.made):
+            return False
+        noise = apart.gradient + 1
+        for one, other in zip(self.made, apart.made, strict=True):
+            expected = {k - (apart.adds_noise and k > noise): share for k, share in other if k != noise}
+            found = dict(one)
+            if found.keys() != expected.keys() or any(not np.array_equal(found[k], expected[k]) for k in found):
+                return False
+        return True
+
     def _alike(self, combination: Combination) -> bool:
         found = dict(combination)
         gradient, noise = found.get(self.gradient), found.get(self.gradient + 1)

@@ -140,12 +140,28 @@ def _trace(algorithm: Algorithm, topology: Topology, rounds: int, seed: int, coo
                 raise Unaccountable(
                     f"{algorithm.name} changes from round to round outside of its state; keep its memory in its state"
                 )
+    _check_noise_in_gradients(algorithm, topology, [step.maps for step in steps], coordinates.traced)
     if not _is_told_from_rounding(steps[:LOOKED_AHEAD]):
         raise Unaccountable(
             f"{algorithm.name}: values cancel, and what is left of them cannot be told from rounding; keep apart in "
             "the state what is to be told apart, and scale by numbers nearer to 1"
         )
     return LinearSystem(topology.n, tuple(steps), algorithm.noise.correlation, algorithm, topology)
+
+
+def _check_noise_in_gradients(
+    algorithm: Algorithm, topology: Topology, played: Sequence[RoundMaps], coordinate: Coordinate
+) -> None:
+    """Refuse exact noise, which is in the gradient, where steps of one's own do something else with noise beside it."""
+    if not algorithm.exact_noise or type(algorithm).__module__.startswith("sottovoce."):
+        return
+    apart = replace(algorithm, exact_noise=False)  # type: ignore[type-var]
+    for round, maps in enumerate(_maps_of_rounds(apart, topology, len(played), Coordinates(coordinate))):
+        if not played[round].does_as(maps):
+            raise Unaccountable(
+                f"{algorithm.name} does something else with noise than with gradients in round {round}, and exact "
+                "noise is in the gradient; set exact_noise to false, or scale both by one number"
+            )
 
 
 class _Traced(NamedTuple):
@@ -286,7 +302,7 @@ def _trace_maps(
         private=_private(state),
         private_out=_private(played.loop_state.state),
     )
-    _check_sizes(algorithm, (*maps.sent, *maps.state_out, maps.models, *(() if maps.point is None else (maps.point,))))
+    _check_sizes(algorithm, maps.made)
     return maps, played.loop_state
 
 

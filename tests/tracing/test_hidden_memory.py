@@ -118,6 +118,41 @@ def test_a_schedule_in_the_state_keeps_exact_noise_and_its_figure():
     assert account(trace(built, RING, rounds=4)).headline.mu == pytest.approx(1.0)
 
 
+class Turn(NamedTuple):
+    x: Rows
+    round: int
+
+
+class Cooler(Gossip):
+    """Noise becomes less by a counter in the state, which exact noise would not do."""
+
+    def init(self, x0):
+        return Turn(x0, 0)
+
+    def local(self, state, grad, noise):
+        return state._replace(x=state.x - self.step_size * (grad + 0.5**state.round * noise))
+
+    def absorb(self, state, mixed):
+        return Turn(mixed, state.round + 1)
+
+
+class Branching(Cooler):
+    """Takes another step where noise is in the gradient, from the second round on."""
+
+    def local(self, state, grad, noise):
+        longer = 2.0 if isinstance(noise, float) and state.round else 1.0
+        return state._replace(x=state.x - longer * self.step_size * (grad + noise))
+
+
+@pytest.mark.parametrize("kind", [Cooler, Branching])
+def test_exact_noise_that_would_leave_out_what_a_step_does_with_noise_is_refused(kind):
+    built = kind(name="cooler", noise=Independent(2.0))
+    with pytest.raises(Unaccountable, match="in round 1"):
+        trace(with_exact_noise(built, RING), RING, rounds=3)
+    assert trace(built, RING, rounds=3).rounds == 3
+    assert trace(with_exact_noise(built, RING), RING, rounds=1).rounds == 1
+
+
 class Held(NamedTuple):
     x: Rows
     hidden: Rows
