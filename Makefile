@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready-torch-$(TORCH)
 PIP = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test slow bench torch-ends outside docs clean
+.PHONY: demo test slow bench torch-ends outside test-adapters docs clean
 
 demo: $(READY)
 	$(BIN)/sotto demo
@@ -59,6 +59,13 @@ outside:
 	$(call PIP,build/outside) --editable .
 	for package in $(OUTSIDE); do $(call PIP,build/outside) $$package || echo "skipped: $$package"; done
 	build/outside/bin/python -m benchmarks.outside docs/outside-evidence.md
+
+# NVFlare and Flower, with Opacus beside them, in one environment of their own: their simulators, and what leaves sites.
+test-adapters:
+	$(PYTHON) -m venv --clear build/adapters
+	$(call PIP,build/adapters) "torch==$(TORCH)"
+	$(call PIP,build/adapters) --editable ".[nvflare,flower]" "flwr[simulation]" opacus pytest
+	build/adapters/bin/pytest -o filterwarnings= tests/adapters
 
 docs: $(READY)
 	$(BIN)/mkdocs build --strict --quiet

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from itertools import count
 
 import pytest
 from _pytest.doctest import DoctestItem
+
+collect_ignore = [
+    module
+    for module, framework in (
+        ("sottovoce/adapters/flower.py", "flwr"),
+        ("sottovoce/adapters/nvflare.py", "nvflare"),
+        ("tests/adapters/nvflare_trainer.py", "nvflare"),
+    )
+    if find_spec(framework) is None
+]
 
 
 @pytest.fixture

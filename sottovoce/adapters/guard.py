@@ -1,0 +1,292 @@
+"""The guard of one site: its updates leave it clipped, with noise, and after they were entered in its ledger.
+
+    with Guard("agreement.toml", "North", folder="north") as guard:
+        for round in range(guard.rounds):
+            model = receive()                                              # your own framework does
+            send(guard.trained(round, model, train(model)))
+
+A round has one release. Whoever asks again for a round, after a crash or for another update, gets the bytes that were
+recorded for it: noise is never drawn a second time for a place. What comes back are whole multiples of a step, as real
+numbers: rounding is covered.
+
+Shapes: D numbers of an update.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sottovoce.adapters.site_agreement import Agreed, SiteAgreement, read_site_agreement
+from sottovoce.core.release import release_of
+from sottovoce.core.secret_source import SecretSource
+from sottovoce.distributed.sharded_rows import NodeShard, ShardedRows, as_sharded
+from sottovoce.errors import InputError, Unaccountable
+from sottovoce.federation.journal import Journal, RecordedInputs
+from sottovoce.learning.clipping import Clipping, clip_rows
+from sottovoce.ledger.database import open_ledger
+from sottovoce.ledger.lineages import Budget, PlannedRun
+from sottovoce.ledger.payloads import Place
+from sottovoce.ledger.spending import DEFAULT, Spending
+from sottovoce.ledger.steps import Steps
+from sottovoce.report.page import write_page_of
+from sottovoce.run.build import build_accountant
+from sottovoce.run.fingerprint import origin
+from sottovoce.run.layout import RunFiles, public_settings
+from sottovoce.run.privacy_document import epsilon_in_line
+from sottovoce.run.privacy_report import PrivacyReport, listed, report_wanted, sigma_of
+from sottovoce.run.run_ledger import planned_run
+from sottovoce.run.training_run import TrainingRun
+from sottovoce.support.config import AlgorithmChoice, Experiment
+from sottovoce.support.files import make_private_folder, read_bytes, write_bytes, write_text
+from sottovoce.support.text import join_names
+
+Model: TypeAlias = Mapping[str, NDArray[Any]]
+"""Parameters by name; or the difference between two models."""
+
+KEY, LEDGER, EVERYBODY = "site.key", "ledger.db", 0
+
+
+class Guard:
+    """One site of an agreement. Its folder holds its key, its ledger and its run.
+
+    With a `budget` for a `lineage` of data, as many rounds are played as it has room for: that is decided before the
+    first.
+    """
+
+    def __init__(
+        self, agreement: Agreed, site: str, folder: Path | str, *, budget: Budget | None = None, lineage: str = DEFAULT
+    ) -> None:
+        self.agreement = agreed = read_site_agreement(agreement)
+        if site not in agreed.sites:
+            raise InputError(f"no site called {site!r}", f"sites are {join_names(agreed.sites)}", "check the name")
+        self.site, self._node, self._lock = site, agreed.sites.index(site), threading.RLock()
+        self._run_id = hashlib.sha256(f"{agreed.hash} {site}".encode()).hexdigest()
+        self._folder = Path(folder)
+        self._files = RunFiles(self._folder / "runs" / f"{agreed.name}-{agreed.hash[:8]}")
+        self._shapes: dict[str, tuple[int, ...]] | None = None
+        make_private_folder(self._folder)
+        with ExitStack() as unless_ready:
+            database = unless_ready.enter_context(open_ledger(self._folder / LEDGER))
+            self._spending = Spending(database)
+            if budget is not None:
+                self._spending.set_budget(budget, lineage)
+            self._accounted = self._reserve(lineage)
+            self._journal = Journal(Steps(database, self._run_id), ("everybody",), self._spend)
+            self._write_run()
+            self._until = unless_ready.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def rounds(self) -> int:
+        """So many rounds are played: those of the agreement, or as many as the budget has room for."""
+        return self._accounted.run.rounds
+
+    @property
+    def report(self) -> PrivacyReport:
+        """What is proven of these rounds."""
+        return self._accounted.report
+
+    def check(self, round: int, aggregator: str | None = None) -> None:
+        """Refuse a round that is over budget, or that was not agreed on: before anybody trains for it."""
+        if not 0 <= round < self.rounds:
+            why = "the budget is spent" if self.rounds < self.agreement.rounds else "the agreement has no more"
+            raise Unaccountable(f"{self.site} has {self.rounds} rounds of {self.agreement.name}, from 0 on: {why}")
+        agreed = self.agreement.aggregator(round)
+        if aggregator != agreed:
+            raise Unaccountable(
+                f"round {round} is aggregated by {aggregator or 'a server'}, and {agreed or 'a server'} was agreed on: "
+                "what single sites learn depends on it"
+            )
+
+    def release(self, round: int, update: Model, *, aggregator: str | None = None) -> dict[str, NDArray[Any]]:
+        """The update of a round as it may leave the site; refused once the rounds are over.
+
+        `aggregator` is the site to which the framework sends it, None for a server.
+        """
+        self.check(round, aggregator)
+        row = self._flat(update)
+        with self._lock:
+            released = self._released(round, row)
+        parts = np.split(released, np.cumsum([part.size for part in update.values()])[:-1])
+        return {
+            name: part.reshape(given.shape).astype(given.dtype)
+            for (name, given), part in zip(update.items(), parts, strict=True)
+        }
+
+    def trained(
+        self, round: int, before: Model, after: Model, *, aggregator: str | None = None
+    ) -> dict[str, NDArray[Any]]:
+        """The model after training as it may leave the site: the one before, and the update with noise.
+
+        Whole numbers, such as counters of batches, stay as they were before.
+        """
+        if before.keys() != after.keys():
+            odd = join_names(sorted(before.keys() ^ after.keys()))
+            raise InputError(f"parameters {odd}", "the model has the same before and after training", "return them all")
+        moved = [name for name in before if np.issubdtype(np.asarray(before[name]).dtype, np.floating)]
+        update = {name: np.asarray(after[name]) - before[name] for name in moved}
+        noisy = self.release(round, update, aggregator=aggregator)
+        return {name: before[name] + noisy[name] if name in noisy else before[name] for name in before}
+
+    def finish(self, *, loss: float, accuracy: float, seconds: float = 0.0) -> Path:
+        """The run is over: what it did not release is given back, where that is proven; and its page is written.
+
+        Loss and accuracy are those of the last model on rows of this site that were held out. They stay in its folder.
+        """
+        privacy, files, experiment = self.report.stated, self._files, self._accounted.experiment
+        measured = {key: dict.fromkeys(("mean", "min", "max", "average"), value)
+                    for key, value in (("loss", loss), ("accuracy", accuracy))}  # fmt: skip
+        played = self._journal.steps_recorded()
+        line = {
+            "round": self.rounds, **measured, "messages": played, "bytes": played * self._bytes(),
+            "epsilon": epsilon_in_line(privacy, self.rounds), "seconds": round(seconds, 3),
+        }  # fmt: skip
+        write_text(files.metrics, json.dumps(line) + "\n", private=True)
+        stated = self._accounted.report.document()
+        shown = ("algorithm", "topology", "rounds", "sigma", "adjacency", "delta", "headline")
+        files.write_document(files.result, {
+            "name": experiment.name, "seed": experiment.seed, **{key: stated[key] for key in shown}, "metrics": line,
+            "seconds": round(seconds, 3), "folder": str(files.folder), "member": self.site,
+        })  # fmt: skip
+        write_page_of(files.folder, again=False)
+        with self._lock:
+            self._spending.settle(self._run_id)
+        return files.page
+
+    def close(self) -> None:
+        """Leave the ledger to other processes. What the run may cost stays reserved: it can go on."""
+        with self._lock:
+            self._until.close()
+
+    # --- in a round ------------------------------------------------------------------------------------------------
+
+    def _flat(self, update: Model) -> NDArray[Any]:
+        """All numbers in one row; the parameters are those of the first round."""
+        shapes = {name: tuple(part.shape) for name, part in update.items()}
+        if self._shapes is None:
+            self._shapes = shapes
+        if not shapes or shapes != self._shapes:
+            raise InputError(
+                f"an update of {len(shapes)} parameters", "every round has the same, with the same shapes",
+                "give all parameters that are trained, each time",
+            )  # fmt: skip
+        return np.concatenate([np.asarray(part, dtype=self.agreement.precision).ravel() for part in update.values()])
+
+    def _released(self, round: int, row_D: NDArray[Any]) -> NDArray[Any]:
+        run, place = self._accounted.run, Place(round, 0)
+        shard = NodeShard(tuple(np.array([node]) for node in range(run.topology.n)), self._node)
+        start, mixing = ShardedRows(shard, torch.zeros(1, len(row_D), dtype=run.task.dtype)), run.topology.at(round, 0)
+        clipping = Clipping("whole-gradient", self.agreement.bound)
+
+        def clipped(_: int, points: torch.Tensor) -> torch.Tensor:
+            return clip_rows(torch.from_numpy(row_D)[None].to(points.dtype), clipping).rows
+
+        source = SecretSource(secret=self._key(), context=bytes.fromhex(self._run_id))
+        inputs = RecordedInputs(run.seed, source, clipped, start, self._journal)
+        entering = release_of(run.algorithm).step(inputs.gradient(round, start), mixing, inputs, round)
+        released: NDArray[Any] = as_sharded(entering.gradient).own[0].numpy()
+        if len(released) != len(row_D):
+            raise InputError(
+                f"round {round} was released with {len(released):,} numbers", f"this update has {len(row_D):,}",
+                "give the update of the model that the run began with",
+            )  # fmt: skip
+        if self._journal.replayed(place) is None:
+            self._journal.before_send(place, {EVERYBODY: released.tobytes()})
+        return released
+
+    def _key(self) -> bytes:
+        path = self._folder / KEY
+        if not path.exists():
+            write_bytes(path, secrets.token_bytes(32), private=True)
+        return read_bytes(path)
+
+    def _bytes(self) -> int:
+        return (
+            sum(int(np.prod(shape)) for shape in (self._shapes or {}).values())
+            * np.dtype(self.agreement.precision).itemsize
+        )
+
+    # --- what it costs ---------------------------------------------------------------------------------------------
+
+    def _reserve(self, lineage: str) -> Accounted:
+        """Reserve all rounds, or as many as the budget has room for; and what is proven of these."""
+        whole = _accounted(self.agreement.model_dump_json())
+        runs = (run.planned for found in self._spending.lineages() for run in found.runs)
+        begun = next((run for run in runs if run.run == self._run_id), None)
+        rounds = self._within_budget(whole, lineage) if begun is None else begun.rounds
+        found = _accounted(self.agreement.model_dump_json(), rounds)
+        self._spending.reserve(self._planned(found), lineage, loss_after=found.report.loss_after)
+        return found
+
+    def _within_budget(self, whole: Accounted, lineage: str) -> int:
+        """So many rounds fit; one, which is refused, where none does."""
+        low, high = 1, whole.run.rounds
+        while low < high:
+            middle = (low + high + 1) // 2
+            part = _accounted(self.agreement.model_dump_json(), middle)
+            try:
+                self._spending.check(self._planned(part), lineage, part.report.loss_after)
+                low = middle
+            except Unaccountable:
+                high = middle - 1
+        return low
+
+    def _planned(self, accounted: Accounted) -> PlannedRun:
+        return planned_run(accounted.report.stated, run=self._run_id, name=self.agreement.name, data=self.site)
+
+    def _spend(self, rounds: int) -> None:
+        self._spending.spend(self._run_id, rounds)
+
+    def _write_run(self) -> None:
+        """The settings and the guarantees, as every run has them."""
+        files, (experiment, run, report) = self._files, self._accounted
+        make_private_folder(files.folder)
+        files.write_document(files.config, public_settings(experiment))
+        files.write_document(files.privacy, report.document() | origin(experiment, run))
+
+
+class Accounted(NamedTuple):
+    """The settings of some rounds, the run, and what is proven of it."""
+
+    experiment: Experiment
+    run: TrainingRun
+    report: PrivacyReport
+
+
+@lru_cache(maxsize=64)
+def _accounted(agreement: str, rounds: int | None = None) -> Accounted:
+    """An agreement's run, or its first rounds with the same noise; once in a process, for sites are opened often."""
+    agreed = SiteAgreement.model_validate_json(agreement)
+    if rounds is None or rounds == agreed.rounds:
+        return _account(agreed.experiment)
+    experiment, run, _ = _accounted(agreement)
+    sigma = listed(sigma_of(run.algorithm.noise))
+    fewer = {
+        "training": experiment.training.model_copy(update={"rounds": rounds}),
+        "algorithm": AlgorithmChoice(name=experiment.algorithm.name, sigma=sigma),  # type: ignore[call-arg]
+        "privacy": experiment.privacy.model_copy(update={"epsilon": None}),
+    }
+    return _account(experiment.model_copy(update=fewer))
+
+
+def _account(experiment: Experiment) -> Accounted:
+    accountant = build_accountant(experiment, tables={})
+    return Accounted(experiment, accountant.training_run, report_wanted(accountant, experiment))

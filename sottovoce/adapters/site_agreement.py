@@ -1,0 +1,178 @@
+"""What the sites of somebody else's federation agree on, as a TOML file, and the run that is accounted for.
+
+    name = "mammography-2026"
+    sites = ["Hill", "Mercy", "North"]
+    aggregators = "in turn"             # or "server", "coin:7", or a list of sites
+    rounds = 24
+    bound = 1.0                         # of the L2 norm of an update: the model after training less the model before
+    [privacy]
+    epsilon = 8.0
+
+Every site clips its update as a whole and adds noise to it, so that all data of a site is protected (`user`). A server
+sees every update, and so might anybody who reads messages: figures are about everyone. Where the sites aggregate in
+turn, and each round has all of them, single sites learn less: `view = "coalition:any-1"`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from pydantic import Field
+
+from sottovoce.core.topologies import Topology, weigh
+from sottovoce.errors import InputError
+from sottovoce.learning.datasets import OF_ITS_OWN
+from sottovoce.privacy.views import parse_view
+from sottovoce.support.config import (
+    NAME,
+    About,
+    AlgorithmChoice,
+    DataSettings,
+    Experiment,
+    MachineSettings,
+    MetricsSettings,
+    PrivacySettings,
+    Section,
+    TopologySettings,
+    TrainingSettings,
+    parse_section,
+    read_settings_file,
+)
+
+SERVER, IN_TURN = "server", "in turn"
+ELSEWHERE = {
+    "target": "label",
+    "columns": [
+        {"name": "label", "categories": ["no", "yes"]},
+        {"name": "value", "range": [0.0, 1.0]},
+    ],
+}
+"""Rows stay with the other framework: no figure about whole updates depends on what they are."""
+
+
+class SitePrivacy(Section):
+    """A target, or the noise itself in units of the sensitivity; and the adversary that the headline is about."""
+
+    epsilon: float | None = Field(default=None, gt=0)
+    sigma: float | None = Field(default=None, gt=0)
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    view: str = "everyone"
+
+
+class SiteAgreement(Section):
+    """All that sites agree on. `least` sites must be in every mean; `weights` are theirs in it, in the order of sites.
+
+    `again` tells one study from the next: an agreement that was played is never played a second time.
+    """
+
+    name: str = Field(pattern=f"^{NAME}$", max_length=200)
+    again: str = Field(default="", max_length=200)
+    sites: list[str] = Field(min_length=2, max_length=1000)
+    aggregators: str | list[str] = SERVER
+    weights: list[float] | None = None
+    least: int | None = Field(default=None, ge=1)
+    rounds: int = Field(ge=1, le=10**6)
+    bound: float = Field(gt=0)
+    precision: Literal["float32", "float64"] = "float32"
+    privacy: SitePrivacy
+    about: About = About()
+
+    @property
+    def fewest(self) -> int:
+        """So many sites are in every mean."""
+        return len(self.sites) if self.least is None else self.least
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of all that it says."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+    def weight(self, site: str) -> float:
+        """What a site counts in the mean."""
+        return 1.0 if self.weights is None else self.weights[self.sites.index(site)]
+
+    @property
+    def turns(self) -> Topology:
+        """Who aggregates when, and with which weights."""
+        return weigh(self._graph, self._weights)
+
+    def aggregator(self, round: int) -> str | None:
+        """The site that takes the mean in a round; None with a server."""
+        if self.aggregators == SERVER:
+            return None
+        (taken,) = set(self.turns.at(round, 1).weights.indices.tolist())
+        return self.sites[taken]
+
+    @property
+    def experiment(self) -> Experiment:
+        """The run that is accounted for: noise of each site's own on every update; and its mean, or the updates, sent.
+
+        A server that sees every update learns what everyone does in plain gossip.
+        """
+        privacy, in_turn = self.privacy, self.aggregators != SERVER
+        noise = {} if privacy.sigma is None else {"sigma": privacy.sigma}
+        return Experiment(
+            name=self.name, noise="secret", about=self.about,
+            topology=TopologySettings(graph=self._graph, weights=self._weights if in_turn else "uniform"),
+            training=TrainingSettings(rounds=self.rounds, clip="whole-gradient", bound=self.bound),
+            algorithm=AlgorithmChoice(name="swarm" if in_turn else "dp-d-sgd", **noise),
+            privacy=PrivacySettings(
+                adjacency="user", delta=privacy.delta, epsilon=privacy.epsilon, view=privacy.view, attackers="none",
+                exact_noise=True,
+            ),
+            data=DataSettings(
+                name=OF_ITS_OWN, partition=OF_ITS_OWN, columns=ELSEWHERE, shards=dict.fromkeys(self.sites, 1)
+            ),
+            metrics=MetricsSettings(every=1), machine=MachineSettings(precision=self.precision),
+        )  # fmt: skip
+
+    @property
+    def _graph(self) -> str:
+        pairs = (f"{one}--{other}" for at, one in enumerate(self.sites) for other in self.sites[at + 1 :])
+        return f"edges:{','.join(pairs)}"
+
+    @property
+    def _weights(self) -> str:
+        order = self.aggregators if isinstance(self.aggregators, list) else None
+        words = ["rotating"]
+        if order is not None:
+            words.append(f"order={'--'.join(order)}")
+        elif self.aggregators not in (SERVER, IN_TURN):
+            words.append(f"order={self.aggregators}")
+        if self.weights is not None:
+            words.append(f"shares={':'.join(map(repr, self.weights))}")
+        return ",".join(words)
+
+
+Agreed: TypeAlias = "SiteAgreement | Path | str"
+
+
+def read_site_agreement(given: Agreed) -> SiteAgreement:
+    """An agreement from its file, with all that it says checked."""
+    if isinstance(given, SiteAgreement):
+        return given
+    path = Path(given)
+    agreement = parse_section(SiteAgreement, read_settings_file(path), str(path))
+    sites, where = agreement.sites, str(path)
+    if sites != sorted(set(sites)):
+        raise InputError(f"{where}: sites {', '.join(sites)}", "each is named once, in sorted order", "sort them")
+    if (agreement.privacy.epsilon is None) == (agreement.privacy.sigma is None):
+        raise InputError(
+            f"{where}: both or neither of privacy.epsilon and privacy.sigma", "exactly one decides the noise",
+            "give one",
+        )  # fmt: skip
+    if agreement.fewest > len(sites):
+        raise InputError(f"{where}: least = {agreement.fewest}", f"there are {len(sites)} sites", "lower it")
+    alone = parse_view(agreement.privacy.view, labels=tuple(sites)).kind != "everyone"
+    if alone and (agreement.aggregators == SERVER or agreement.fewest < len(sites)):
+        raise InputError(
+            f"{where}: privacy.view = {agreement.privacy.view!r}",
+            "what hides a site from others is the noise of all in one mean: no server, and nobody is missing",
+            'leave out view and least, or use aggregators = "in turn"',
+        )  # fmt: skip
+    agreement.turns  # noqa: B018  refuses aggregators that are no sites, and wrong weights
+    return agreement

@@ -1,0 +1,67 @@
+"""A site's executor as an NVFlare job has it, which tells its metrics and its number of steps."""
+
+import json
+from pathlib import Path
+
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.shareable import make_reply
+from nvflare.app_common.abstract.model import make_model_learnable
+from nvflare.app_common.abstract.model_persistor import ModelPersistor
+
+from sottovoce.adapters.nvflare import AgreedMean
+from tests.adapters.breast_cancer import rows_of, start, trained
+
+
+class Trainer(Executor):
+    """Trains on a site's rows. `as_difference`: the answer is the update. It dies in round `until`."""
+
+    def __init__(self, as_difference: bool = False, until: int = 1000):
+        super().__init__()
+        self.as_difference, self.until = as_difference, until
+
+    def execute(self, task_name, shareable, fl_ctx, abort_signal):
+        if shareable.get_header("current_round") >= self.until:
+            return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+        model, site = from_shareable(shareable).data, int(fl_ctx.get_identity_name()[-1]) - 1
+        new = trained(model, *rows_of(site, 3)[0])
+        meta = {MetaKey.NUM_STEPS_CURRENT_ROUND: 17 * (site + 1), MetaKey.INITIAL_METRICS: 0.123}
+        if self.as_difference:
+            return DXO(DataKind.WEIGHT_DIFF, {name: new[name] - model[name] for name in new}, meta).to_shareable()
+        return DXO(DataKind.WEIGHTS, new, meta).to_shareable()
+
+
+class Models(ModelPersistor):
+    """Starts from the same model everywhere, and keeps what it is given, round by round."""
+
+    def __init__(self, folder: str):
+        super().__init__()
+        self.folder = folder
+
+    def load_model(self, fl_ctx):
+        return make_model_learnable(start(), {})
+
+    def save_model(self, model_learnable, fl_ctx):
+        with (Path(self.folder) / f"{fl_ctx.get_identity_name()}.jsonl").open("a") as file:
+            weights = {name: part.tolist() for name, part in model_learnable["weights"].items()}
+            file.write(json.dumps(weights) + "\n")
+
+
+class WatchedMean(AgreedMean):
+    """Notes who sent what to be averaged, and what else was in it."""
+
+    def __init__(self, agreement: str, folder: str):
+        super().__init__(agreement)
+        self.folder = folder
+
+    def accept(self, shareable, fl_ctx):
+        found, me = from_shareable(shareable), fl_ctx.get_identity_name()
+        sender = fl_ctx.get_peer_context().get_identity_name()
+        line = {
+            "round": shareable.get_header("current_round"), "at": me, "from": sender, "meta": sorted(found.meta),
+            "steps": found.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND), "w": found.data["w"].tolist(),
+        }  # fmt: skip
+        with (Path(self.folder) / "accepted.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        return super().accept(shareable, fl_ctx)

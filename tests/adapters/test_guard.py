@@ -1,0 +1,149 @@
+"""What one site of another framework releases: clipped, with the noise of its account, once a round, within budget."""
+
+import json
+
+import numpy as np
+import pytest
+
+from sottovoce import InputError, Unaccountable
+from sottovoce.adapters.guard import Guard
+from sottovoce.ledger.lineages import Budget
+from sottovoce.run.run_documents import read_runs
+
+AGREED = """
+name = "mammography"
+sites = ["Hill", "Mercy", "North"]
+rounds = 6
+bound = 0.5
+{more}
+[privacy]
+{privacy}
+"""
+
+
+@pytest.fixture
+def agreement(tmp_path):
+    def write(more="", privacy="epsilon = 8.0"):
+        path = tmp_path / "agreement.toml"
+        path.write_text(AGREED.format(more=more, privacy=privacy))
+        return path
+
+    return write
+
+
+def update(value, numbers=20_000, dtype=np.float32):
+    return {"w": np.full((numbers // 10, 10), value, dtype=dtype), "b": np.full(7, value, dtype=dtype)}
+
+
+def flat(model):
+    return np.concatenate([part.ravel() for part in model.values()]).astype(float)
+
+
+def test_noise_is_what_is_accounted_for(agreement, tmp_path):
+    """Two-sided: the standard deviation is sigma times the sensitivity, twice the bound, within five of its errors."""
+    with Guard(agreement(privacy="sigma = 3.0"), "Hill", tmp_path / "hill") as guard:
+        noise = np.concatenate([flat(guard.release(round, update(0.0))) for round in range(6)])
+    expected, error = 3.0 * 2 * 0.5, 3.0 / np.sqrt(2 * len(noise))
+    assert abs(noise.std() - expected) < 5 * error < 0.1 * expected
+    assert np.array_equal(noise, np.rint(noise * 2**10) / 2**10)  # on a grid
+
+
+@pytest.mark.parametrize("value", [1e-3, 1.0, 1e30, np.nan, np.inf, -np.inf, 1e-45])
+def test_an_update_is_clipped_and_what_is_not_finite_is_nothing(agreement, tmp_path, value):
+    numbers = 20_007
+    with Guard(agreement(privacy="sigma = 0.001"), "Hill", tmp_path / "hill") as guard:
+        length = np.linalg.norm(flat(guard.release(0, update(value))))
+    rest = 0.001 * np.sqrt(numbers)
+    expected = min(0.5, abs(value) * np.sqrt(numbers)) if np.isfinite(value) else 0.0
+    assert np.hypot(expected, 0.9 * rest) < length < np.hypot(expected, 1.1 * rest)
+
+
+def test_a_round_has_one_release_whoever_asks_again(agreement, tmp_path):
+    with Guard(agreement(), "Hill", tmp_path / "hill") as guard:
+        first = flat(guard.release(2, update(1.0)))
+        assert np.array_equal(first, flat(guard.release(2, update(-1.0))))
+    with Guard(agreement(), "Hill", tmp_path / "hill") as guard:
+        assert np.array_equal(first, flat(guard.release(2, update(0.0))))
+        with pytest.raises(InputError):
+            guard.release(1, update(1.0))  # an earlier round was left out, and stays so
+        assert not np.array_equal(first, flat(guard.release(3, update(1.0))))
+    with Guard(agreement(), "Mercy", tmp_path / "mercy") as guard:
+        assert not np.array_equal(first, flat(guard.release(2, update(1.0))))
+
+
+def test_rounds_end_with_the_agreement_or_with_the_budget(agreement, tmp_path):
+    with Guard(agreement(), "Hill", tmp_path / "hill") as guard:
+        whole = guard.report.headline.epsilon
+        for round in (-1, 6):
+            with pytest.raises(Unaccountable):
+                guard.release(round, update(1.0))
+    budget = Budget(whole * 0.6, 1e-5)
+    with Guard(agreement(), "Hill", tmp_path / "poor", budget=budget) as guard:
+        assert 1 < guard.rounds < 6
+        assert guard.report.headline.epsilon <= budget.epsilon
+        with pytest.raises(Unaccountable):
+            guard.check(guard.rounds)
+        fitting = guard.rounds
+    with Guard(agreement(), "Hill", tmp_path / "poor", budget=budget) as guard:
+        assert guard.rounds == fitting
+    with pytest.raises(Unaccountable):
+        Guard(agreement(), "Hill", tmp_path / "poorest", budget=Budget(whole / 100, 1e-5))
+
+
+def test_figures_are_those_of_account_and_ledger(agreement, tmp_path, sotto):
+    with Guard(agreement(), "Hill", tmp_path / "hill") as guard:
+        stated = guard.report.stated
+        for round in range(6):
+            guard.release(round, update(1.0))
+        guard.finish(loss=0.4, accuracy=0.9)
+    line = f"account --graph complete:3 --weights uniform --rounds 6 --sigma {stated.sigma!r} --json"
+    assert json.loads(sotto(line)[1])["headline"]["epsilon"] == pytest.approx(stated.headline.epsilon, rel=1e-10)
+    (lineage,) = json.loads(sotto(f"ledger {tmp_path / 'hill' / 'ledger.db'} --json")[1])["lineages"]
+    assert lineage["spent"] == stated.headline.epsilon
+    (folder,) = (tmp_path / "hill" / "runs").iterdir()
+    (run,) = read_runs([folder])
+    assert (run.result["member"], run.privacy.headline.epsilon) == ("Hill", stated.headline.epsilon)
+    assert (folder / "report.html").stat().st_size > 10_000
+
+
+def test_a_swarm_is_held_to_its_order(agreement, tmp_path):
+    turns = agreement('aggregators = "in turn"', 'sigma = 2.0\nview = "coalition:any-1"')
+    with Guard(turns, "Hill", tmp_path / "hill") as guard:
+        assert [guard.agreement.aggregator(round) for round in range(4)] == ["Hill", "Mercy", "North", "Hill"]
+        guard.release(0, update(1.0), aggregator="Hill")
+        for other in ("North", None):
+            with pytest.raises(Unaccountable):
+                guard.release(1, update(1.0), aggregator=other)
+        alone = next(one.headline.mu for one in guard.report.stated.views if str(one.view) == "coalition:any-1")
+    assert alone == pytest.approx(np.sqrt(2 + 4 / 2) / 2)  # two rounds as aggregator, four among two others' noise
+    assert guard.report.headline.mu == pytest.approx(np.sqrt(6) / 2)
+
+
+@pytest.mark.parametrize(
+    ("more", "privacy"),
+    [
+        ("", 'sigma = 1.0\nview = "coalition:any-1"'),
+        ('aggregators = "in turn"\nleast = 2', 'sigma = 1.0\nview = "node:0"'),
+        ('aggregators = ["Hill", "West"]', "sigma = 1.0"),
+        ("weights = [1.0, 2.0]", "sigma = 1.0"),
+        ("least = 4", "sigma = 1.0"),
+        ("", "sigma = 1.0\nepsilon = 3.0"),
+        ("", "delta = 1e-6"),
+        ("secret = 5", "sigma = 1.0"),
+    ],
+)
+def test_agreements_that_prove_less_than_they_say_are_refused(agreement, tmp_path, more, privacy):
+    with pytest.raises((InputError, Unaccountable)):
+        Guard(agreement(more, privacy), "Hill", tmp_path / "hill")
+
+
+def test_whole_numbers_stay_and_parameters_must_not_change(agreement, tmp_path):
+    before = {**update(0.0), "batches": np.array(3)}
+    after = {**update(1.0), "batches": np.array(9)}
+    with Guard(agreement(), "Hill", tmp_path / "hill") as guard:
+        sent = guard.trained(0, before, after)
+        assert sent.keys() == before.keys()
+        assert sent["batches"] == 3
+        for other in ({"w": after["w"]}, update(1.0, numbers=10_000) | {"batches": np.array(1)}):
+            with pytest.raises((InputError, ValueError)):
+                guard.trained(1, before, other)
