@@ -27,7 +27,10 @@ from queue import Queue
 ROOT = Path(__file__).parents[1]
 MUTATED = ("privacy/**/*.py", "tracing/*.py", "core/*noise*.py", "core/*gaussian*.py")
 TESTS = ("algorithms", "auditing", "core", "golden", "hostile", "privacy", "properties", "tracing")
-MOST_TESTS, SECONDS = 40, 90
+MOST_TESTS, SECONDS = 40, 240
+LOADED = 0
+"""Stands for all lines of a file."""
+
 LEFT_OUT = (".git", ".venv", "build", "site", "runs", ".*cache")
 SWAPPED: dict[type, str] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
@@ -100,7 +103,7 @@ def mutants(file: Path) -> list[Mutant]:
                 end = span(node.func)[1]
                 add(node.func, end - len(name), end, NAMES[name])
         for field, child in ast.iter_fields(node):
-            if field in {"annotation", "returns", "msg"}:
+            if field in {"annotation", "returns", "msg"} or (isinstance(node, ast.keyword) and node.arg == "strict"):
                 continue
             for each in child if isinstance(child, list) else [child]:
                 if isinstance(each, ast.AST):
@@ -110,8 +113,8 @@ def mutants(file: Path) -> list[Mutant]:
     return found
 
 
-def recorded(folder: Path) -> tuple[dict[tuple[str, int], list[str]], dict[str, float]]:
-    """Which tests pass through each line, quick ones first, and how long each takes."""
+def recorded(folder: Path) -> dict[tuple[str, int], list[str]]:
+    """Which tests pass through each line, quick ones first."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / "lines.json"
     if not kept.exists():
@@ -128,13 +131,13 @@ def recorded(folder: Path) -> tuple[dict[tuple[str, int], list[str]], dict[str, 
     by_line: dict[tuple[str, int], list[str]] = defaultdict(list)
     for test in sorted(passed, key=seconds.__getitem__):
         for file, numbers in passed[test].items():
-            for number in numbers:
+            for number in (*numbers, LOADED):
                 by_line[file, number].append(test)
-    return by_line, seconds
+    return by_line
 
 
 def outcome(mutant: Mutant, tests: list[str], copy: Path) -> str:
-    """`killed`, `survived`, or `uncovered` if no test passes through its line."""
+    """`killed`, `survived`, `timed out`, or `uncovered` if no test passes through its line."""
     if not tests:
         return "uncovered"
     file = copy / mutant.file
@@ -146,7 +149,7 @@ def outcome(mutant: Mutant, tests: list[str], copy: Path) -> str:
     try:
         run = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return "killed"
+        return "timed out"
     finally:
         file.write_bytes(source)
     return "survived" if run.returncode == 0 else "killed"
@@ -161,20 +164,20 @@ def interval(share: float, count: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Draw the sample, run it in two copies of the package, and print the score."""
+    """Draw the sample, run it in copies of the package, and print the score."""
     asked = dict(word.split("=", 1) for word in sys.argv[1:])
-    sample, seed = int(asked.get("sample", "600")), int(asked.get("seed", "1"))
+    sample, seed, workers = (int(asked.get(*each)) for each in (("sample", "600"), ("seed", "1"), ("workers", "1")))
     out = Path(asked.get("out", "build/mutants.csv"))
     files = sorted({file for pattern in MUTATED for file in ROOT.glob(f"sottovoce/{pattern}")})
     every = [mutant for file in files for mutant in mutants(file)]
     chosen = random.Random(seed).sample(every, min(sample, len(every)))
-    by_line, _ = recorded(out.parent / "mutants")
+    by_line = recorded(out.parent / "mutants")
     out.parent.mkdir(parents=True, exist_ok=True)
     copies: Queue[Path] = Queue()
     score = Counter[str]()
     # Beside the project, because tests look for data beside it.
     with ExitStack() as stack, out.open("w", newline="") as file:
-        for _ in range(2):
+        for _ in range(workers):
             copy = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=ROOT.parent, prefix="mutants-")))
             shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*LEFT_OUT), dirs_exist_ok=True)
             copies.put(copy)
@@ -184,11 +187,12 @@ def main() -> None:
         def judge(mutant: Mutant) -> tuple[str, Mutant]:
             copy = copies.get()
             try:
-                return outcome(mutant, by_line.get((mutant.file, mutant.line), []), copy), mutant
+                tests = by_line.get((mutant.file, mutant.line)) or by_line.get((mutant.file, LOADED), [])
+                return outcome(mutant, tests, copy), mutant
             finally:
                 copies.put(copy)
 
-        with ThreadPoolExecutor(2) as pool:
+        with ThreadPoolExecutor(workers) as pool:
             for result, mutant in pool.map(judge, chosen):
                 score[result] += 1
                 table.writerow((result, mutant.file, mutant.line, mutant.old, mutant.new))

@@ -39,6 +39,12 @@ def test_epsilon_is_safe_and_tight(mu, delta):
         assert true_log_delta(back, epsilon) <= math.log(delta)
 
 
+@pytest.mark.parametrize("mu", [10.5, 12.0, 30.0])
+def test_delta_near_one_is_that_of_sixty_digits(mu):
+    for epsilon in (0.0, 1.0, mu**2 / 2 - 5.5 * mu):
+        assert log_delta(mu, max(epsilon, 0.0)) == pytest.approx(true_log_delta(mu, max(epsilon, 0.0)), rel=1e-6, abs=0)
+
+
 @pytest.mark.parametrize("delta", [1e-5, 1e-12, 1e-100, 1e-280])
 def test_epsilon_of_a_huge_loss_is_not_too_small_either(delta):
     """`epsilon / mu - mu / 2` is the difference of two large numbers there."""
