@@ -14,7 +14,7 @@ are: they are about the mechanism.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -46,6 +46,7 @@ from sottovoce.privacy.observation import observe
 from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.views import View, parse_view, read_view
 from sottovoce.run.finished_run import FinishedRun
+from sottovoce.run.folder_check import FolderCheck
 from sottovoce.run.privacy_document import PrivacyDocument, StoredView
 from sottovoce.run.privacy_report import report_wanted
 from sottovoce.run.run_accountant import RunAccountant
@@ -120,15 +121,14 @@ class ClaimCheck:
 class RunAudit:
     """All audits of a run, and what could not be audited, with the reasons.
 
-    `findings` say where the files of the run contradict each other, or are not what the settings give; `not_checked`
-    which of their fields nothing was compared with, each with the reason. All lower bounds hold together with this
+    `folder` says where the files of the run contradict each other, or are not what the settings give, and which of
+    their fields nothing was compared with. All lower bounds hold together with this
     `confidence`. `outside` is a claim of others.
     """
 
     checks: tuple[ClaimCheck, ...]
     refused: tuple[str, ...]
-    findings: tuple[str, ...] = ()
-    not_checked: Mapping[str, str] = field(default_factory=dict)
+    folder: FolderCheck = field(default_factory=FolderCheck)
     confidence: float = 0.999
     outside: Judgement | None = None
 
@@ -140,20 +140,21 @@ class RunAudit:
     @property
     def consistent(self) -> bool:
         """Whether nothing speaks against the run: no finding, and no claim that is refuted."""
-        return not self.findings and not self.exceeded
+        return not self.folder.findings and not self.exceeded
 
     @property
     def exit_code(self) -> int:
         """0 where nothing is wrong, 1 for a folder that contradicts itself, else 4 for a claim that is refuted."""
         refuted = self.exceeded or (self.outside is not None and self.outside.outcome is Outcome.REFUTED)
-        return 1 if self.findings else REFUTED if refuted else 0
+        return 1 if self.folder.findings else REFUTED if refuted else 0
 
     def document(self) -> Document:
         """As JSON, for `audit.json`."""
         audits = [check.document() for check in self.checks]
         return {
             "claim": None if self.outside is None else self.outside.document(), "confidence": self.confidence,
-            "consistent": self.consistent, "findings": list(self.findings), "not_checked": dict(self.not_checked),
+            "consistent": self.consistent, "findings": list(self.folder.findings),
+            "not_checked": dict(self.folder.not_checked),
             "refused": list(self.refused), "audits": audits,
         }  # fmt: skip
 
@@ -180,16 +181,8 @@ class RunAudit:
             conclusion = "A claim is exceeded: either it is wrong, or it is not about what ran."
         elif not any(check.claims for check in self.checks):
             conclusion = "There is no claim to compare with."
-        return [conclusion, *(f"Not audited: {line}" for line in self.refused), *self._not_checked()]
-
-    def _not_checked(self) -> Iterator[str]:
-        """What was not checked, a line for each file and reason."""
-        found: dict[tuple[str, str], list[str]] = {}
-        for place, reason in self.not_checked.items():
-            file, _, fields = place.partition(": ")
-            found.setdefault((file, reason), []).append(fields)
-        for (file, reason), each in found.items():
-            yield f"Not checked: {file}{': ' if each[0] else ''}{', '.join(each)} ({reason})"
+        not_audited = (f"Not audited: {line}" for line in self.refused)
+        return [conclusion, *not_audited, *(f"Not checked: {line}" for line in self.folder.lines())]
 
 
 def claims_about(privacy: PrivacyDocument, view: str, victim: int) -> tuple[Claim, ...]:

@@ -9,18 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
-from sottovoce.auditing.folder_check import MEASURED_TOLERANCE, FolderCheck, Given, as_read
-from sottovoce.core.arrays import Rows
-from sottovoce.core.loop import iterate_rounds
 from sottovoce.errors import Diverged, InputError
 from sottovoce.learning.tasks import CPU
 from sottovoce.run.baselines import compute_baselines
 from sottovoce.run.checkpoint import load
-from sottovoce.run.fingerprint import origin, versions
+from sottovoce.run.fingerprint import versions
 from sottovoce.run.finished_run import FinishedRun, buildable
+from sottovoce.run.folder_check import MEASURED_TOLERANCE, NOT_GIVEN, FolderCheck, Given, as_read
 from sottovoce.run.layout import (
     ATTACK,
     BASELINES,
@@ -30,24 +27,19 @@ from sottovoce.run.layout import (
     GRAPH,
     MEMBER_MODEL,
     MESSAGES,
-    METRICS,
-    PRIVACY,
     PRIVATE,
-    RESULT,
     RunFiles,
 )
-from sottovoce.run.privacy_document import PrivacyDocument, epsilon_in_line
-from sottovoce.run.privacy_report import report_wanted
+from sottovoce.run.public_check import BY_AN_ATTACK, SETTINGS, Measured, check_public, sent_by
 from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.run_documents import RunDocuments
-from sottovoce.run.training_run import RunState, TrainingRun, average_model, is_measured, measure, measured_rounds
+from sottovoce.run.training_run import RunState, average_model, measure, measured_rounds
 from sottovoce.support.config import Document, first_difference
 from sottovoce.support.npz import read_checked_npz
 from sottovoce.support.progress import Progress
 from sottovoce.support.text import parse_json
 from sottovoce.support.threads import threads
 
-SETTINGS, GRAPH_AND_SIZES = "what the settings give", "what the graph gives"
 MODELS, RERUN = "what the models in checkpoint.npz give", "what a rerun gives"
 
 MEASURED = ("loss", "accuracy", "rmse", "consensus")
@@ -58,9 +50,6 @@ UNCOMPARED_FILES = {MESSAGES.name, MEMBER_MODEL.name}
 
 Of reruns only those are used that the auditor has signed, so that these need not be listed.
 """
-
-Sent = dict[int, Document]
-"""Messages and bytes after each round."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,21 +75,14 @@ def check_files(
 
     Whatever else lies in the folder is not checked, and is listed by its name.
     """
-    found = FolderCheck([problem.found for problem in run.foreign])
-    _compare_privacy(found, run)
-    expected, stated = _rounds_measured(run), [line["round"] for line in documents.lines]
-    if stated != expected:
-        found.findings.append(f"metrics.jsonl: rounds are {_some(stated)}, but the settings give {_some(expected)}")
-    if found.findings:
-        return found  # what else differs follows from these, or cannot be computed
-    stored = _stored_ending(run, len(expected))
+    if run.foreign:
+        return FolderCheck([problem.found for problem in run.foreign])
+    stored, sent = _stored_ending(run, len(documents.lines)), sent_by(run.training_run)
     try:
         again = _rerun(run, progress) if rerun else Rerun(why_not="no rerun was asked for")
     except Diverged as problem:
-        found.findings.append(f"checkpoint.npz: a rerun diverges: {problem.found}")
-        return found
-    sent = sent_by(run.training_run)
-    _compare_metrics(found, run, documents, stored, again, sent)
+        return FolderCheck([f"checkpoint.npz: a rerun diverges: {problem.found}"])
+    found = check_public(documents, RunAccountant(run.training_run), _measured(run, stored, again))
     _compare_checkpoint(found, run, stored, again, sent)
     if documents.baselines is not None:
         _compare_baselines(found, run, documents.baselines, rerun=rerun)
@@ -108,7 +90,7 @@ def check_files(
     for name, document in ((CONFIG.name, files.document(files.config)), (GRAPH.name, files.document(files.graph))):
         found.compare(name, document, [Given("taken as given", document)])
     if documents.attacks:
-        found.compare(ATTACK.name, documents.attacks, [], "an attack is repeated by sotto attack")
+        found.compare(ATTACK.name, documents.attacks, [], BY_AN_ATTACK)
     known = {kind.name for kind in FILES} - UNCOMPARED_FILES
     for path in sorted(run.folder.iterdir()):
         if path.name not in known:
@@ -116,53 +98,21 @@ def check_files(
     return found
 
 
-def _compare_privacy(found: FolderCheck, run: FinishedRun) -> None:
-    report = report_wanted(RunAccountant(run.training_run), run.experiment)
-    given = report.document() | origin(run.experiment, run.training_run)
-    found.compare(PRIVACY.name, run.stored_privacy, [Given(SETTINGS, as_read(given))])
-
-
-def _rounds_measured(run: FinishedRun) -> list[int]:
-    every, last = run.experiment.metrics.every, run.training_run.rounds
-    return [0, *(rounds for rounds in range(1, last + 1) if is_measured(rounds, every, last))]
-
-
-def _some(rounds: list[int]) -> str:
-    return f"{len(rounds)} from {rounds[0]} to {rounds[-1]}" if len(rounds) > 12 else str(rounds)
-
-
-def _compare_metrics(
-    found: FolderCheck, run: FinishedRun, documents: RunDocuments, stored: Ending, again: Rerun, sent: Sent
-) -> None:
-    """Lines of metrics, and the result, which is copied from them."""
-    lines, experiment, privacy = documents.lines, run.experiment, PrivacyDocument.read(run.stored_privacy)
-    by_settings = [{"round": line["round"], "epsilon": epsilon_in_line(privacy, line["round"])} for line in lines]
-    by_graph = [{key: sent[line["round"]][key] for key in ("messages", "bytes")} for line in lines]
-    measured = [Given(MODELS, as_read(stored.lines), MEASURED_TOLERANCE)]
+def _measured(run: FinishedRun, stored: Ending, again: Rerun) -> Measured:
+    """What the models of the checkpoint give, and those of a rerun."""
+    lines = [Given(MODELS, as_read(stored.lines), MEASURED_TOLERANCE)]
     if again.ending is not None:
-        measured.insert(0, Given(RERUN, as_read(again.ending.lines), MEASURED_TOLERANCE))
-    found.compare(
-        METRICS.name, list(lines),
-        [Given(SETTINGS, as_read(by_settings)), Given(GRAPH_AND_SIZES, by_graph), *measured], again.why_not,
-    )  # fmt: skip
-    result = {
-        "name": experiment.name, "seed": experiment.seed, "adjacency": experiment.privacy.adjacency,
-        **{key: run.stored_privacy[key] for key in ("algorithm", "topology", "rounds", "sigma", "delta", "headline")},
-    }  # fmt: skip
-    with threads(experiment.machine.threads):
-        scores = run.training_run.task.score(
-            average_model(run.training_run, stored.state), experiment.metrics.test_rows
-        )
-    found.compare(
-        RESULT.name, documents.result,
-        [
-            Given(SETTINGS, result), Given("the last line of metrics.jsonl", {"metrics": lines[-1]}),
-            Given(MODELS, {"held_out": as_read(scores)}, MEASURED_TOLERANCE),
-        ],
-    )  # fmt: skip
+        lines.insert(0, Given(RERUN, as_read(again.ending.lines), MEASURED_TOLERANCE))
+    with threads(run.experiment.machine.threads):
+        average = average_model(run.training_run, stored.state)
+        scores = run.training_run.task.score(average, run.experiment.metrics.test_rows)
+    result = Given(MODELS, {"held_out": as_read(scores)}, MEASURED_TOLERANCE)
+    return Measured(tuple(lines), (result,), again.why_not or NOT_GIVEN)
 
 
-def _compare_checkpoint(found: FolderCheck, run: FinishedRun, stored: Ending, again: Rerun, sent: Sent) -> None:
+def _compare_checkpoint(
+    found: FolderCheck, run: FinishedRun, stored: Ending, again: Rerun, sent: dict[int, Document]
+) -> None:
     """The checkpoint, and the private facts, which are copied from it."""
     files, about = RunFiles(run.folder), _about_checkpoint(run)
     as_given = {key: about[key] for key in ("format", "carry", "parts")}
@@ -179,26 +129,6 @@ def _compare_checkpoint(found: FolderCheck, run: FinishedRun, stored: Ending, ag
         found.leave_out(CHECKPOINT.name, ["models"], again.why_not)
     elif not torch.allclose(stored.models, again.ending.models, rtol=MEASURED_TOLERANCE, atol=1e-9):
         found.findings.append(f"{CHECKPOINT.name}: its models are not those that a rerun ends with")
-
-
-def sent_by(training_run: TrainingRun) -> Sent:
-    """Messages and bytes that have left nodes after each round: they follow from graph, algorithm and model size."""
-    messages, bits, size = 0, 0, training_run.task.model.layout.size
-    found: Sent = {0: {"messages": 0, "bytes": 0, "sent": [0, 0]}}
-    zeros = np.zeros((training_run.topology.n, 1))
-    played = iterate_rounds(
-        training_run.algorithm, training_run.topology, zeros, _no_gradient, rounds=training_run.rounds,
-        seed=training_run.seed,
-    )  # fmt: skip
-    for now in played:
-        traffic = now.traffic_of(size)
-        messages, bits = messages + traffic.messages, bits + traffic.bits
-        found[now.round + 1] = {"messages": messages, "bytes": -(-bits // 8), "sent": [messages, bits]}
-    return found
-
-
-def _no_gradient(round: int, point: Rows) -> Rows:
-    return np.zeros_like(point)
 
 
 def _stored_ending(run: FinishedRun, lines: int) -> Ending:

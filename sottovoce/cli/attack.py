@@ -97,7 +97,7 @@ def attack(
     folders = [run.folder for run in attacked]
     document = store_attack(folders, name, result_document(chosen, result, options))
     for folder in folders:
-        write_page_of(folder, again=True)
+        write_page_of(folder, again=True, data=data)
     answer(document, result.table(), *result.notes())
 
 

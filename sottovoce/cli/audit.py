@@ -1,5 +1,6 @@
 """`sotto audit`: a run's folder computed again, its guarantees and the claims of others beside lower bounds."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,9 +14,9 @@ from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
-    from sottovoce.auditing.folder_check import FolderCheck
     from sottovoce.auditing.outside_claims import Judgement
     from sottovoce.run.finished_run import FinishedRun
+    from sottovoce.run.folder_check import FolderCheck
     from sottovoce.support.progress import Progress
 
 DELTA = 1e-5
@@ -97,6 +98,7 @@ def audit(
     from sottovoce.report.page import write_page_of
     from sottovoce.run.finished_run import open_doubted_run
     from sottovoce.run.layout import RunFiles
+    from sottovoce.run.run_documents import read_doubted_run
 
     with activity("opening"):
         opened = open_doubted_run(run, data)
@@ -131,13 +133,13 @@ def audit(
     if stated is not None:
         with activity("the claim"):
             judgement = judge(opened, checks, stated)
-    found = RunAudit(tuple(checks), tuple(refused), tuple(folder.findings), folder.not_checked, confidence, judgement)
+    found = RunAudit(tuple(checks), tuple(refused), folder, confidence, judgement)
     document = {"run": str(run), **found.document()}
     files = RunFiles(run)
     files.write_document(files.audit, document)
     if not folder.findings:
-        write_page_of(run, again=True)
-    show_findings(found.findings)
+        write_page_of(replace(read_doubted_run(run), check=folder), again=True)
+    show_findings(folder.findings)
     if judgement is not None:
         place = out or run / "claim.html"
         write_claim_page(place, judgement, title=title, settings=_facts_of(opened), commands=_again(run, judgement))
@@ -150,8 +152,8 @@ def audit(
 def _check_folder(finished_run: "FinishedRun", rerun: bool, tell: "Progress | None") -> "FolderCheck":
     """What the folder states, its page and its exported model among it, computed again."""
     from sottovoce.auditing.recomputation import check_files
-    from sottovoce.report.contradictions import check_page
     from sottovoce.report.model_export import check_export
+    from sottovoce.report.page_check import check_page
     from sottovoce.run.run_documents import read_doubted_run
 
     documents = read_doubted_run(finished_run.folder)

@@ -10,7 +10,7 @@ from sottovoce.cli.app import app
 from sottovoce.cli.options import Code, Data, Json, Track, Yes, check_one_form
 from sottovoce.cli.output import Table, answer, print_line, print_remark, show_findings, verbosity
 from sottovoce.cli.progress import activity
-from sottovoce.errors import InputError, Unaccountable
+from sottovoce.errors import InputError
 from sottovoce.privacy.rounding import round_up
 from sottovoce.support.limits import size_text
 
@@ -39,35 +39,38 @@ def compare(
 ) -> None:
     """Compare finished runs in a table and on a page. Example: sotto compare runs/a runs/b --out both.html
 
-    Test figures are those after the last round, or means over metrics.final_rounds. Headlines are computed again from
-    the settings. If a folder contradicts itself, that is printed first, as a finding, with exit code 1.
+    Test figures are those after the last round, or means over metrics.final_rounds. Guarantees are computed again from
+    the settings; what is not checked is listed. If a folder contradicts itself, that is printed first, as a finding,
+    with exit code 1.
     """
     from sottovoce.report.figure_files import write_figures
-    from sottovoce.report.page import page
+    from sottovoce.report.page import page, read_checked_runs
     from sottovoce.report.series import run_figures, trade_off
     from sottovoce.run.layout import RunFiles
-    from sottovoce.run.run_documents import final_average_text, read_runs, unfinished_runs
+    from sottovoce.run.run_documents import final_average_text, unfinished_runs
     from sottovoce.support.files import check_writable, write_text
     from sottovoce.support.text import csv_text
 
     wanted = _formats(figures, formats)
     check_one_form(as_csv)
-    found, left_out = read_runs(runs), unfinished_runs(runs)
+    with activity("guarantees"):
+        found, left_out = read_checked_runs(runs, data), unfinished_runs(runs)
     trade_offs = [trade_off(run) for run in found]
     shown = _default_page(runs) if out is None else out
     target = shown if out is None else check_writable(out)
-    with activity("guarantees"):
-        findings = [finding for run in found for finding in _findings(run, data)]
+    findings, not_checked = _checked(found)
     write_text(target, page(found, title, left_out=len(left_out)), private=target == RunFiles(runs[0]).page)
     document = {
-        "page": str(shown), "runs": trade_offs, "findings": findings,
+        "page": str(shown), "runs": trade_offs, "findings": findings, "not_checked": not_checked,
         "left_out": [str(folder) for folder in left_out],
     }  # fmt: skip
     drawn = [] if figures is None else write_figures(figures, run_figures(found), wanted)
-    if trackers:
+    if trackers and findings:
+        print_remark(f"Not written for {', '.join(trackers)}: a folder contradicts itself.")
+    elif trackers:
         from sottovoce.report.tracking import track
 
-        print_remark(track([run.folder for run in found], trackers, runs[0].parent))
+        print_remark(track(found, trackers, runs[0].parent))
     verbosity.csv |= as_csv
     show_findings(findings)
     if as_csv:
@@ -79,6 +82,7 @@ def compare(
         print_remark(f"Figures: {', '.join(map(str, drawn))}")
     if left_out:
         print_remark(f"Left out, stopped or diverged: {', '.join(map(str, left_out))}")
+    _remark_on(found)
     print_remark(f"Page: {shown}")
     if findings:
         raise Exit(1)
@@ -114,24 +118,24 @@ def report(
 ) -> None:
     """Write the page of a finished run, for readers who must decide. Example: sotto report runs/digits --pdf
 
-    It begins in plain words; title, purpose and contact come from [about] of the run file. The headline is computed
-    again from the settings. If the folder contradicts itself, that is printed first, as a finding, with exit code 1.
+    It begins in plain words; title, purpose and contact come from [about] of the run file. Guarantees are
+    computed again from the settings; what is not checked is listed. If the folder contradicts itself, that is printed
+    first, as a finding, with exit code 1.
     """
-    from sottovoce.report.page import page
+    from sottovoce.report.page import page, read_checked_runs
     from sottovoce.report.page_pdf import print_page
     from sottovoce.run.layout import RunFiles
-    from sottovoce.run.run_documents import read_runs
     from sottovoce.support.files import check_writable, write_text
 
     if run.is_dir() and not RunFiles(run).config.exists():
         raise InputError(
             f"{run}: not the folder of one run", "a report is about one run", "give runs/NAME of sotto run"
         )
-    found = read_runs([run])
+    with activity("guarantees"):
+        found = read_checked_runs([run], data)
     shown = RunFiles(run).page if out is None else out
     target = shown if out is None else check_writable(out)
-    with activity("guarantees"):
-        findings = [finding for one in found for finding in _findings(one, data)]
+    findings, not_checked = _checked(found)
     about = found if contact is None else [one.with_contact(contact) for one in found]
     write_text(target, page(about), private=out is None)
     show_findings(findings)
@@ -141,31 +145,30 @@ def report(
             printed = print_page(target, shown.with_suffix(".pdf"))
     written = {"page": str(shown), "pdf": None if printed is None else str(printed)}
     answer(
-        {**written, "findings": findings},
+        {**written, "findings": findings, "not_checked": not_checked},
         [["", ""], *([name, path] for name, path in written.items() if path is not None)],
     )
+    _remark_on(found)
     if findings:
         raise Exit(1)
 
 
-def _findings(run: "RunDocuments", data: Path | None) -> list[str]:
-    """What speaks against a run. Where its headline cannot be computed anew, a note says why."""
-    from sottovoce.report.contradictions import contradictions_in
+def _checked(runs: "list[RunDocuments]") -> tuple[list[str], list[str]]:
+    """What speaks against some runs, and what nothing was compared with, each with its folder."""
+    from sottovoce.report.page_check import check_page
 
-    found = contradictions_in(run)
-    if not found:
-        from sottovoce.errors import require_extra
+    found = ((run.folder, one) for run in runs for one in (*run.check.findings, *check_page(run).findings))
+    findings = [f"{folder}: {finding}" for folder, finding in found]
+    return findings, [f"{run.folder}: {line}" for run in runs for line in run.check.lines()]
 
-        try:
-            require_extra("learning", "torch")
-            from sottovoce.run.finished_run import stored_headline_unlike_settings
 
-            found = stored_headline_unlike_settings(run.folder, run.experiment, data)
-        except InputError as error:
-            print_remark(f"Not computed again, {run.folder}: {error}")
-        except Unaccountable as refusal:
-            found = [f"privacy.json: its settings give no guarantee: {refusal}"]
-    return [f"{run.folder}: {finding}" for finding in found]
+def _remark_on(runs: "list[RunDocuments]") -> None:
+    """What was not checked: all of it for one run, how much for several."""
+    lines = [line for run in runs for line in run.check.lines()]
+    if len(runs) == 1:
+        print_remark(f"Not checked: {'; '.join(lines)}.")
+    else:
+        print_remark(f"Not checked: {len(lines)} parts of {len(runs)} folders; the page and --json list them.")
 
 
 def _default_page(runs: list[Path]) -> Path:

@@ -3,7 +3,7 @@
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -195,8 +195,11 @@ def _played(experiment: "Experiment", how: Execution, *, leads: bool = True) -> 
             yield work.tell
             return
         from sottovoce.report.tracking import LiveTracking, places_of
+        from sottovoce.run.layout import METRICS, RunFiles
+        from sottovoce.run.public_check import BY_AN_AUDIT
 
-        live, finished = LiveTracking(folder, how.trackers, how.out), False
+        only_read = [f"{METRICS.name} ({BY_AN_AUDIT})"] if RunFiles(folder).result.exists() else []
+        live, finished = LiveTracking(folder, how.trackers, how.out, only_read), False
 
         def both(done: int, total: int) -> None:
             live.write()
@@ -224,12 +227,12 @@ def _run_one(experiment: "Experiment", how: Execution) -> None:
             experiment, folder, data=how.data, resume=how.resume, progress=after_round, ledger=how.ledger,
             on_end=ended.append,
         )  # fmt: skip
+        (run,) = ended
         if how.baselines:
             from sottovoce.run.baselines import write_baselines
 
-            found = write_baselines(RunFiles(folder), experiment, how.data)
-            ended = [replace(run, baselines=found) for run in ended]
-    _finish(folder, ended)
+            run = replace(run, baselines=write_baselines(RunFiles(folder), experiment, how.data))
+    _finish(run)
 
 
 def _what_is_kept(folder: Path) -> str:
@@ -244,12 +247,12 @@ def _what_is_kept(folder: Path) -> str:
 
 
 def _note_read(folders: list[Path]) -> None:
-    """Say of figures that were read how far they were checked: the folder may be from somebody else."""
+    """Say of figures of a sweep that were read how far they were checked: a folder may be from somebody else."""
     if folders:
         which = str(folders[0]) if len(folders) == 1 else f"{len(folders)} runs"
         print_remark(
-            f"Finished before, and only read: {which}. Files were checked against each other and the settings, and "
-            "guarantees were not computed again; sotto compare does that."
+            f"Finished before, and only read: {which}. Guarantees were computed again where the data is here; what "
+            "models decide was not checked: sotto audit does that."
         )
 
 
@@ -275,15 +278,14 @@ def _spent_text(folder: Path) -> Callable[[int], str]:
     return text
 
 
-def _finish(folder: Path, ended: "Sequence[RunDocuments]") -> None:
-    """Write the page of a run and print its result; of one that did not end here, by what its folder holds."""
+def _finish(run: "RunDocuments") -> None:
+    """Write the page of a finished run, and print its result."""
     from sottovoce.report.page import write_page_of
-    from sottovoce.run.run_documents import read_runs
 
-    run = ended[0] if ended else read_runs([folder])[0]
     write_page_of(run, again=False)
     answer(run.result, _facts(run))
-    _note_read([] if ended else [folder])
+    if run.check.not_checked:
+        print_remark(f"Finished before, and only read: {run.folder}. Not checked: {'; '.join(run.check.lines())}.")
 
 
 def _run_as_rank(rank: int, wanted: Callable[[], RunPlan], timeout: float, how: Execution) -> None:
@@ -317,7 +319,7 @@ def _run_as_rank(rank: int, wanted: Callable[[], RunPlan], timeout: float, how: 
                 os._exit(code)  # threads of the backend that wait for a lost rank would abort the interpreter's end
             raise SystemExit(code) from None
     if leads:
-        _finish(folder, ended)
+        _finish(ended[0])
 
 
 def _run_in_processes(plan: RunPlan, processes: int) -> None:
@@ -354,10 +356,10 @@ def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution, shard: "Shard | 
     page = write_results(how.out / name, name, about, finished, plan.command)
     rows = sweep_rows(finished)
     if how.trackers:
+        from sottovoce.report.page import read_checked_runs
         from sottovoce.report.tracking import track
-        from sottovoce.run.run_documents import read_runs
 
-        print_remark(track([one.folder for one in read_runs([how.out / name])], how.trackers, how.out))
+        print_remark(track(read_checked_runs([how.out / name], how.data), how.trackers, how.out))
     answered = {"name": name, "page": str(page), "runs": [row.document() for row in rows]}
     if plan.attacks:
         from sottovoce.attacks.run_attacks import attack_rows

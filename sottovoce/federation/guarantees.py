@@ -67,7 +67,7 @@ def build_agreement(agreement: Agreement, tables: Mapping[str, Table]) -> RunAcc
 
     Noise, batches and figures do not depend on which tables are here.
     """
-    accountant = build_accountant(with_secret_noise(agreement), tables=tables)
+    accountant = build_accountant(member_settings(agreement), tables=tables)
     _require_grid(accountant.training_run)
     return accountant
 
@@ -83,9 +83,9 @@ def _require_grid(run: TrainingRun) -> None:
         )
 
 
-def with_secret_noise(agreement: Agreement) -> Experiment:
-    """The settings of its members, who draw secret noise, and figures say so; a simulation of it has a key."""
-    return agreement.experiment.model_copy(update={"noise": "secret"})
+def member_settings(agreement: Agreement, member: str | None = None) -> Experiment:
+    """The settings of its members, or of one: they draw secret noise, which figures say; a simulation has a key."""
+    return agreement.experiment.model_copy(update={"noise": "secret", "member": member})
 
 
 def agreed_guarantees(agreement: Agreement) -> AgreedGuarantees:
@@ -134,12 +134,12 @@ class AccountedRun:
     loss_after: Callable[[int], Loss]
 
 
-def account_run(agreement: Agreement, tables: Mapping[str, Table]) -> AccountedRun:
-    """The run of an agreement, accounted for here and now."""
+def account_run(agreement: Agreement, tables: Mapping[str, Table], member: str) -> AccountedRun:
+    """A member's run of an agreement, accounted for here and now."""
     accountant = build_agreement(agreement, tables)
     training_run = accountant.training_run
     report = report_wanted(accountant, agreement.experiment)
-    stated = report.document() | origin(agreement.experiment, training_run)
+    stated = report.document() | origin(member_settings(agreement, member), training_run)
     return AccountedRun(training_run, stated, report.loss_after)
 
 
@@ -152,9 +152,9 @@ def record_account(database: Database, agreement: Agreement, privacy: Document) 
 
 
 def recorded_run(
-    database: Database, files: RunFiles, agreement: Agreement, tables: Mapping[str, Table]
+    database: Database, files: RunFiles, agreement: Agreement, tables: Mapping[str, Table], member: str
 ) -> AccountedRun | None:
-    """The run as it was accounted for before; None where that is not known, or was something else.
+    """A member's run as it was accounted for before; None where that is not known, or was something else.
 
     What fewer rounds would cost is not known from then: whoever asks waits until the run is accounted for anew.
     """
@@ -169,10 +169,11 @@ def recorded_run(
     if sigma is None:
         return None
     per_node = tuple(sigma) if isinstance(sigma, list) else sigma
-    training_run = build_accountant(with_secret_noise(agreement), tables=tables, sigma=per_node).training_run
-    if public_fingerprint(agreement.experiment, training_run) != privacy.get("fingerprint"):
+    experiment = member_settings(agreement, member)
+    training_run = build_accountant(experiment, tables=tables, sigma=per_node).training_run
+    if public_fingerprint(experiment, training_run) != privacy.get("fingerprint"):
         return None
-    anew = cache(lambda: account_run(agreement, tables))
+    anew = cache(lambda: account_run(agreement, tables, member))
     return AccountedRun(training_run, privacy, lambda rounds: anew().loss_after(rounds))
 
 

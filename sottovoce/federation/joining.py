@@ -19,7 +19,13 @@ from sottovoce.core.pair_masks import PairMasks
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.guarantees import AccountedRun, account_run, record_account, recorded_run
+from sottovoce.federation.guarantees import (
+    AccountedRun,
+    account_run,
+    member_settings,
+    record_account,
+    recorded_run,
+)
 from sottovoce.federation.identity import TIME_REMEDY, Identity, mask_keys, time_problem
 from sottovoce.federation.journal import Journal
 from sottovoce.federation.link_rules import mask_partners
@@ -98,7 +104,8 @@ def join_federation(
             return finished
         spending, tables = Spending(database), {identity.member.name: table}
         with ends_when_stopped():
-            accounted = recorded_run(database, files, agreement, tables) or account_run(agreement, tables)
+            known = agreement, tables, identity.member.name
+            accounted = recorded_run(database, files, *known) or account_run(*known)
         training_run, privacy = accounted.training_run, accounted.privacy
         keys = _mask_keys(MaskKeys(database, agreement.hash), identity, agreement, training_run.topology, files)
         _reserve(spending, agreement, accounted, table, settings)
@@ -112,7 +119,7 @@ def join_federation(
             raise InputError(
                 f"{agreement.name} was already begun with this folder", "no step is taken twice", "go on with --resume"
             )
-        _prepare_folder(files, agreement, privacy, 0 if begun is None else begun[0])
+        _prepare_folder(files, agreement, identity.member.name, privacy, 0 if begun is None else begun[0])
         guarantees = PrivacyDocument.read(privacy)
         masks = None if keys is None else PairMasks(identity.member.name, keys.keys())
         left = spending.lineage(settings.lineage).epsilon_left()
@@ -209,13 +216,13 @@ def _fingerprint(table: Table) -> str:
     return digest.hexdigest()
 
 
-def _prepare_folder(files: RunFiles, agreement: Agreement, privacy: Document, played: int) -> None:
+def _prepare_folder(files: RunFiles, agreement: Agreement, member: str, privacy: Document, played: int) -> None:
     """Write what is known before the first round. Lines about rounds that will be played again are taken out."""
     make_folder(files.folder)
     _keep_lines(files.metrics, played)
     _keep_lines(files.folder / ATTENDANCE, played - 1)
     write_text(files.folder / "agreement.toml", agreement.toml(), private=True)
-    files.write_document(files.config, agreement.experiment.document())
+    files.write_document(files.config, member_settings(agreement, member).document())
     files.write_document(files.privacy, privacy)
 
 

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,6 +22,7 @@ from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.attendance import Absences, Enough, StepAttendance
 from sottovoce.federation.events import REFUSALS, Connected, Left, LinkEvent, Lost, link_event, named_keys
 from sottovoce.federation.grpc_links import GrpcLinks
+from sottovoce.federation.guarantees import member_settings
 from sottovoce.federation.identity import (
     TIME_REMEDY,
     Identity,
@@ -39,11 +40,15 @@ from sottovoce.federation.peer_transport import PeerTransport
 from sottovoce.federation.secure_grpc import LinkSettings
 from sottovoce.ledger.payloads import FIRST, Place
 from sottovoce.report.page import write_page_of
+from sottovoce.run.fingerprint import public_fingerprint
+from sottovoce.run.folder_check import FolderCheck
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
+from sottovoce.run.run_documents import read_doubted_run
 from sottovoce.run.training_run import RunState, TrainingRun, is_measured
 from sottovoce.support.config import Document
 from sottovoce.support.files import open_to_append, write
+from sottovoce.support.npz import write_npz
 from sottovoce.support.processes import signals_wait
 from sottovoce.support.text import JSON, to_json
 
@@ -105,7 +110,9 @@ class MemberRun:
                     end = state._replace(rounds=part.rounds)
                     self._after_round(part, transport, end, time.monotonic() - started, metrics)
         model = to_numpy(part.models(state))[0]
-        write(self.files.member_model, lambda file: np.savez(file, model=model), private=True)
+        settings = member_settings(self.agreement, self.identity.member.name)
+        about = np.frombuffer(public_fingerprint(settings, self.training_run).encode(), np.uint8)
+        write(self.files.member_model, lambda file: write_npz(file, {"about": about, "model": model}), private=True)
         scores = part.task.score(part.models(state)[0], self.agreement.metrics.test_rows)
         return time.monotonic() - started, scores
 
@@ -122,7 +129,7 @@ class MemberRun:
         }  # fmt: skip
         self.files.write_document(self.files.result, result)
         self.watch.metrics.set("finished", 1)
-        write_page_of(self.files.folder, again=False)
+        write_page_of(replace(read_doubted_run(self.files.folder), check=FolderCheck()), again=False)
         return result
 
     @contextmanager

@@ -15,7 +15,6 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from sottovoce.auditing.folder_check import MEASURED_TOLERANCE, FolderCheck, Given, as_read
 from sottovoce.errors import InputError
 from sottovoce.learning.exported_model import (
     CARD,
@@ -30,6 +29,7 @@ from sottovoce.report.quality import quality_rows
 from sottovoce.report.sweep_report import markdown_table
 from sottovoce.report.wording import headline_sentence, not_covered
 from sottovoce.run.finished_run import FinalModel, FinishedRun, open_final_model
+from sottovoce.run.folder_check import MEASURED_TOLERANCE, FolderCheck, Given, as_read
 from sottovoce.run.layout import EXPORT
 from sottovoce.support.config import Document
 from sottovoce.support.files import check_folder, check_no_link, explaining, new_folder, read_bytes
@@ -213,7 +213,7 @@ def _data(found: FinalModel) -> list[str]:
 
 def _privacy(found: FinalModel) -> list[str]:
     privacy, names = found.run.privacy, found.training_run.topology.names
-    left_out = "\n".join(f"- {sentence}" for sentence in not_covered(privacy, of_member="member" in found.run.result))
+    left_out = "\n".join(f"- {sentence}" for sentence in not_covered(privacy, of_member=found.run.member is not None))
     if not found.is_covered:
         stated = (
             []

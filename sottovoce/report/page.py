@@ -10,14 +10,17 @@ from `run_summary._missing`.
 
 from __future__ import annotations
 
+import hashlib
 import html
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,10 +33,14 @@ from sottovoce.report.run_summary import run_summary
 from sottovoce.report.series import Series, labels_of, series_of, strongest_attack
 from sottovoce.report.wording import FIGURES, KINDS, finite, rounded
 from sottovoce.run.layout import RunFiles
+from sottovoce.run.public_check import with_check
 from sottovoce.run.run_documents import LESS_IS_BETTER, RunDocuments, final_rounds_text, read_runs, unfinished_runs
 from sottovoce.support.config import Document
 from sottovoce.support.files import check_writable, write_text
 from sottovoce.support.text import from_json
+
+if TYPE_CHECKING:
+    from sottovoce.run.run_accountant import RunAccountant
 
 WITH_PAIRS = 24
 """So many runs at most show who learns what from whom; of others a page has curves and guarantees."""
@@ -48,21 +55,38 @@ SCRIPTS = (
 """In the order in which they need each other; they share one scope."""
 
 
-def write_page(out: Path, runs: Sequence[Path], *, title: str | None = None) -> Path:
-    """A page about finished runs, given by their folders or those of sweeps; returns where it is."""
+def read_checked_runs(paths: Iterable[Path], data: Path | None = None) -> list[RunDocuments]:
+    """Finished runs as `read_runs` gives them, with what speaks against each, and what nothing was compared with.
+
+    `data` is the folder of the files that settings name. Where torch is not there, nothing is compared.
+    """
+
+    def build(run: RunDocuments) -> RunAccountant:
+        from sottovoce.run.finished_run import accountant_of
+
+        return accountant_of(RunFiles(run.folder), run.experiment, data)
+
+    return [with_check(run, partial(build, run)) for run in read_runs(paths)]
+
+
+def write_page(out: Path, runs: Sequence[Path], *, title: str | None = None, data: Path | None = None) -> Path:
+    """A page about finished runs, given by their folders or those of sweeps; returns where it is.
+
+    What the folders state is computed again; the page says what differs, and what nothing was compared with.
+    """
     place = check_writable(out)
-    write_text(place, page(read_runs(runs), title, left_out=len(unfinished_runs(runs))))
+    write_text(place, page(read_checked_runs(runs, data), title, left_out=len(unfinished_runs(runs))))
     return out
 
 
-def write_page_of(run: Path | RunDocuments, *, again: bool) -> None:
+def write_page_of(run: Path | RunDocuments, *, again: bool, data: Path | None = None) -> None:
     """A run's own page, in its folder: where it has none, or `again` where it has one and something was added.
 
-    The run is given by its folder, or as it is at hand.
+    The run is given by its folder, which is checked, or as it is at hand.
     """
     place = RunFiles(run if isinstance(run, Path) else run.folder).page
     if place.exists() == again:
-        write_text(place, page(read_runs([run]) if isinstance(run, Path) else [run]), private=True)
+        write_text(place, page(read_checked_runs([run], data) if isinstance(run, Path) else [run]), private=True)
 
 
 def page(runs: Sequence[RunDocuments], title: str | None = None, *, left_out: int = 0) -> str:
@@ -87,6 +111,16 @@ def asset(name: str) -> str:
     return files("sottovoce.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
+@cache
+def made_by() -> str:
+    """The version of sottovoce, and a digest of all that makes pages: another one words or draws them differently."""
+    digest = hashlib.sha256()
+    for folder in (files("sottovoce.report"), files("sottovoce.report").joinpath("assets")):
+        for part in sorted(folder.iterdir(), key=lambda part: part.name):
+            digest.update(part.read_bytes() if part.is_file() else b"")
+    return f"{__version__} {digest.hexdigest()[:8]}"
+
+
 def _attack_captions() -> str:
     """What the registry says of each attack, for the caption of the ROC curves."""
     captions = {attack.name: attack.caption for attack in page_attacks(PageFigure.ROC_CURVE)}
@@ -105,7 +139,7 @@ def document(runs: Sequence[RunDocuments], title: str) -> Document:
     with_pairs = _with_pairs(runs, series)
     (pictures,) = page_attacks(PageFigure.PICTURES)
     return {
-        "title": title, "version": __version__, "metric": runs[0].metric,
+        "title": title, "version": made_by(), "metric": runs[0].metric,
         "final_rounds": final_rounds_text(run.experiment.metrics.final_rounds for run in runs),
         "less_is_better": runs[0].metric in LESS_IS_BETTER, "colours": COLOURS, "kinds": KINDS, "figures": FIGURES,
         "runs": [

@@ -79,7 +79,7 @@ class Parties:
 
 
 def _what_was_done(run: RunDocuments, who: Parties) -> list[str]:
-    settings, member, privacy = run.experiment, run.result.get("member"), run.privacy
+    settings, member, privacy = run.experiment, run.member, run.privacy
     sizes = sorted(_records(run, who.names).values())
     held = f" Each has {_between(sizes)} records." if sizes else ""
     thing = who.noun if privacy.adjacency == "user" else "record"
@@ -108,7 +108,7 @@ def _seen(run: RunDocuments) -> str:
 def _on_data(run: RunDocuments) -> str:
     """A data set that is known by its name; names of files say nothing to a reader."""
     name = run.experiment.data.name
-    return "" if "member" in run.result or ":" in name else f" on the data set {name}"
+    return "" if run.member is not None or ":" in name else f" on the data set {name}"
 
 
 def _learnable(privacy: PrivacyDocument, who: Parties) -> list[str]:
@@ -191,7 +191,7 @@ def _together(privacy: PrivacyDocument, who: Parties) -> str:
 
 def _uncovered(run: RunDocuments) -> list[str]:
     """What readers must know first; the page has the whole list below."""
-    every = not_covered(run.privacy, of_member="member" in run.result)
+    every = not_covered(run.privacy, of_member=run.member is not None)
     if len(every) <= MOST_NOT_COVERED:
         return every
     rest = len(every) - MOST_NOT_COVERED
@@ -200,7 +200,7 @@ def _uncovered(run: RunDocuments) -> list[str]:
 
 def _no_contact(run: RunDocuments) -> list[str]:
     """Who is likely to know, and how a name gets here."""
-    member = run.result.get("member")
+    member = run.member
     ask = f"It was made at {member}: ask whoever runs the training there." if member else "Ask whoever gave it to you."
     before = "the agreement of the federation" if member else "the run file"
     return [

@@ -194,7 +194,7 @@ def good(metric: str, value: float) -> str:
 
 def _how_good(run: RunDocuments, noun: str) -> list[str]:
     """How good the model is, on how many rows, and over which rounds if it is a mean over several."""
-    scores, settings, member = run.result.get("held_out"), run.experiment.metrics, run.result.get("member")
+    scores, settings, member = run.result.get("held_out"), run.experiment.metrics, run.member
     own, averaged = run.final_metric("average"), final_average_text([settings.final_rounds])
     rows = f"{scores['rows']:,} records" if scores else "records"
     model, where = (f"the model of {member}", " of its own") if member else (f"the average of all {noun}s' models", "")
@@ -233,7 +233,7 @@ def _against_chance(found: Leading, classes: int) -> str:
 
 def _noise(run: RunDocuments, noun: str, unprotected: RunDocuments | None) -> list[str]:
     """What protection cost, and whether training together was worth it."""
-    metric, found, member = run.metric, run.baselines, run.result.get("member")
+    metric, found, member = run.metric, run.baselines, run.member
     if math.isinf(run.privacy.headline.epsilon):
         return ["Nothing protects this run, so protection cost nothing."]
     if found is None and unprotected is None:

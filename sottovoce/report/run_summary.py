@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from itertools import chain
 
@@ -29,6 +30,8 @@ from sottovoce.report.wording import (
     rounded,
     sums_text,
 )
+from sottovoce.run.folder_check import FolderCheck
+from sottovoce.run.layout import ATTACK, AUDIT, BASELINES, METRICS, PRIVACY, RESULT
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.protocol import topology_of
 from sottovoce.run.run_documents import RunDocuments, damaged_run
@@ -39,6 +42,12 @@ NODES, EDGES = 400, 4000
 
 LISTED_NODES = 30
 """Of more nodes the facts are not listed one by one."""
+
+SHOWN_IN = {
+    PRIVACY.name: ("summary", "who", "guaranteed"), METRICS.name: ("plain", "summary", "learning", "trade"),
+    RESULT.name: ("plain", "trained"), BASELINES.name: ("plain",), ATTACK.name: ("attacks",), AUDIT.name: ("attacks",),
+}  # fmt: skip
+"""The sections of a page that show what a file says."""
 
 NO_ATTACK = "No membership attack has been made on this run yet."
 NOT_RECORDED = (
@@ -68,7 +77,7 @@ def run_summary(run: RunDocuments, *, pairs: bool = True, without_noise: RunDocu
     return {
         **trade_off(run),
         "n": n,
-        "member": run.result.get("member"),
+        "member": run.member,
         "plain": plain_words(run, names, n, without_noise),
         "labels": None if names is None else list(names),
         "epsilon": rounded(privacy.headline.epsilon),
@@ -80,7 +89,7 @@ def run_summary(run: RunDocuments, *, pairs: bool = True, without_noise: RunDocu
         "bound": _sensitivity_sentence(privacy),
         "convexity": privacy.convexity,
         "certificate": privacy.certificate,
-        "not_covered": not_covered(privacy, of_member="member" in run.result),
+        "not_covered": not_covered(privacy, of_member=run.member is not None),
         "over_rounds": [{"round": one.round, "epsilon": rounded(one.epsilon)} for one in privacy.over_rounds],
         "graph": graph,
         "leaks": pairwise_leakage(privacy, n) if pairs else None,
@@ -90,7 +99,18 @@ def run_summary(run: RunDocuments, *, pairs: bool = True, without_noise: RunDocu
         "solved": next(iter(_stored_attacks(run, PageFigure.RECONSTRUCTION_TABLE).values()), None),
         "audit": _audit(run.audit, names),
         "missing": _missing(run, graph, pairs),
+        "findings": list(run.check.findings),
+        "unchecked": _unchecked(run.check),
     }
+
+
+def _unchecked(check: FolderCheck) -> dict[str, list[str]]:
+    """What nothing was compared with, by the sections of a page that show it."""
+    found: dict[str, list[str]] = {}
+    for line in check.lines():
+        for section in SHOWN_IN.get(re.split(r"[: ]", line)[0], ()):
+            found.setdefault(section, []).append(line)
+    return found
 
 
 def guarantee_table(privacy: PrivacyDocument, names: Sequence[str] | None = None) -> list[Document]:
@@ -186,7 +206,7 @@ def _facts(run: RunDocuments, n: int, names: Sequence[str] | None) -> list[list[
     """What was trained, for reading."""
     settings, privacy = run.experiment, run.privacy
     rows = "" if settings.data.rows is None else f", at most {settings.data.rows} records a node"
-    clipped, member, scores = settings.training.clip, run.result.get("member"), run.result.get("held_out")
+    clipped, member, scores = settings.training.clip, run.member, run.result.get("held_out")
     data = f"{settings.data.name}, partitioned {settings.data.partition}{rows}"
     return [
         ["algorithm", privacy.algorithm],
@@ -199,11 +219,16 @@ def _facts(run: RunDocuments, n: int, names: Sequence[str] | None) -> list[list[
         *_each_node(run, n, names),
         *map(list, {**quality_rows(scores), **confusion_rows(scores), **baseline_rows(run.baselines, scores)}.items()),
         ["seed", f"{settings.seed}, public"],
-        ["noise key", _noise_key_sentence(settings, of_member=member is not None)],
-        *([["heard", heard_text(run.result["heard"])]] if "heard" in run.result else []),
-        *([name, text] for name, text in sums_text(run.result).items()),
+        ["noise key", _noise_key_sentence(settings)],
+        *([] if member is None else _heard(run.result)),
         ["folder", str(run.folder)],
     ]
+
+
+def _heard(result: Document) -> list[list[str]]:
+    """Of a member: whom it heard, and in how many rounds it knew its secure sum."""
+    heard = [["heard", heard_text(result["heard"])]] if "heard" in result else []
+    return [*heard, *([name, text] for name, text in sums_text(result).items())]
 
 
 def _each_node(run: RunDocuments, n: int, names: Sequence[str] | None) -> list[list[str]]:
@@ -220,9 +245,9 @@ def _each_node(run: RunDocuments, n: int, names: Sequence[str] | None) -> list[l
     return [["each node", "; ".join(found)]] if any(not one.endswith(": ") for one in found) else []
 
 
-def _noise_key_sentence(settings: Experiment, *, of_member: bool) -> str:
+def _noise_key_sentence(settings: Experiment) -> str:
     """Who knows the key of noise and batches; the key itself is never shown."""
-    if of_member or settings.noise == "secret":
+    if settings.noise == "secret":
         return AssumptionKind.SECRET_NOISE.value
     if settings.noise_key is None:
         return "made for this run alone, and kept by whoever ran it"
@@ -265,7 +290,7 @@ def _missing(run: RunDocuments, graph: Document, pairs: bool) -> dict[str, list[
 
 def _missing_attack(run: RunDocuments) -> dict[str, list[str]]:
     attacks = _stored_attacks(run, PageFigure.ROC_CURVE)
-    if "member" in run.result:
+    if run.member is not None:
         return {"attack": [MEMBERS_RECORD_NOTHING, ""]}
     if not attacks and run.experiment.record.attackers in ("none", []):
         return {"attack": [NOT_RECORDED, _run_again(run, "record.attackers=all", f"{run.name}-recorded")]}
@@ -279,7 +304,7 @@ def _missing_attack(run: RunDocuments) -> dict[str, list[str]]:
 def _missing_pairs(run: RunDocuments, pairs: bool) -> dict[str, list[str]]:
     if not run.privacy.views:
         return {"pairs": [headline_sentence(run.privacy), ""]}
-    if not run.privacy.node_views and "member" in run.result:
+    if not run.privacy.node_views and run.member is not None:
         return {"pairs": [NO_MEMBERS, ""]}
     if not run.privacy.node_views:
         return {"pairs": [NO_NODES, _run_again(run, "privacy.attackers=all", f"{run.name}-all-nodes")]}

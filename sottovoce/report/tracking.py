@@ -1,6 +1,7 @@
 """Runs as TensorBoard and MLflow read them, in local files: the extra `track`.
 
-Both get what `metrics.jsonl`, `config.json` and `privacy.json` say, and nothing else: what may be handed on.
+Both get what `metrics.jsonl`, `config.json` and `privacy.json` say, and nothing else: what may be handed on; and
+of runs that were only read, what of these nothing was compared with.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Protocol
 from sottovoce.errors import InputError, require_extra
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
+from sottovoce.run.run_documents import RunDocuments
 from sottovoce.support.config import Document, Experiment, parse_experiment
 
 
@@ -29,6 +31,9 @@ class Tracker(StrEnum):
 PLACES = {Tracker.TENSORBOARD: "tensorboard", Tracker.MLFLOW: "mlruns"}
 """The folder that each program is shown, below that of runs."""
 
+NOT_CHECKED, DT_STRING = "not_checked", 7
+"""What is written where figures were only read, and the number of texts among TensorBoard's types."""
+
 
 def parse_tracker(word: str) -> Tracker:
     """The program of that name; refused where it is not installed."""
@@ -38,13 +43,13 @@ def parse_tracker(word: str) -> Tracker:
     return Tracker(word)
 
 
-def track(folders: Sequence[Path], trackers: Sequence[str], out: Path) -> str:
+def track(runs: Sequence[RunDocuments], trackers: Sequence[str], out: Path) -> str:
     """Write finished runs for each program below a folder; returns where each of them looks.
 
     Runs of the same name that were written before are replaced.
     """
-    for folder in folders:
-        LiveTracking(folder, trackers, out).close(finished=True)
+    for run in runs:
+        LiveTracking(run.folder, trackers, out, run.check.lines()).close(finished=True)
     return places_of(trackers, out)
 
 
@@ -56,11 +61,12 @@ def places_of(trackers: Sequence[str], out: Path) -> str:
 class LiveTracking:
     """A run that is written for each program as its metrics grow: `write` is called after each round.
 
-    A run that goes on is written anew from its first line.
+    A run that goes on is written anew from its first line, with what of it was `not_checked`.
     """
 
-    def __init__(self, folder: Path, trackers: Sequence[str], out: Path) -> None:
+    def __init__(self, folder: Path, trackers: Sequence[str], out: Path, not_checked: Sequence[str] = ()) -> None:
         self._files, self._trackers, self._out = RunFiles(folder), trackers, out
+        self._not_checked = "; ".join(not_checked)
         self._written: list[TrackedRun] = []
         self._size = 0
 
@@ -75,6 +81,8 @@ class LiveTracking:
             experiment = parse_experiment(files.document(files.config) or {}, str(files.config))
             privacy = PrivacyDocument.read(files.document(files.privacy) or {})
             self._written = [_begun(Tracker(word), experiment, privacy, self._out) for word in self._trackers]
+            for run in self._written if self._not_checked else ():
+                run.note_not_checked(self._not_checked)
         for run in self._written:
             run.add(lines)
         self._size = size
@@ -89,6 +97,9 @@ class LiveTracking:
 
 class TrackedRun(Protocol):
     """A run as one program reads it."""
+
+    def note_not_checked(self, text: str) -> None:
+        """What of the run nothing was compared with, beside its figures."""
 
     def add(self, lines: Sequence[Document]) -> None:
         """What was measured, one line after the other; readers see it at once."""
@@ -112,6 +123,18 @@ class TensorBoardRun:
 
         shutil.rmtree(folder, ignore_errors=True)
         self._writer = EventFileWriter(str(folder))
+
+    def note_not_checked(self, text: str) -> None:
+        """A text beside the figures."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.plugins.text.metadata import create_summary_metadata
+
+        shown = TensorProto(dtype=DT_STRING, string_val=[text.encode()])
+        about = create_summary_metadata(display_name=NOT_CHECKED, description="")
+        value = Summary.Value(tag=NOT_CHECKED, tensor=shown, metadata=about)
+        self._writer.add_event(Event(summary=Summary(value=[value])))
 
     def add(self, lines: Sequence[Document]) -> None:
         """One event for each line."""
@@ -151,6 +174,10 @@ class MlflowRun:
         self._run = self._client.create_run(number, run_name=label, tags={"sottovoce": experiment.name}).info.run_id
         settings = [Param(key, text[:6000]) for key, text in _settings(experiment)]
         self._client.log_batch(self._run, params=settings, tags=[RunTag("guarantee", _headline(privacy))])
+
+    def note_not_checked(self, text: str) -> None:
+        """A tag beside the headline."""
+        self._client.set_tag(self._run, NOT_CHECKED, text[:5000])
 
     def add(self, lines: Sequence[Document]) -> None:
         """The figures of each line."""

@@ -22,8 +22,7 @@ from sottovoce.privacy.views import View, everyone, parse_view, with_final_model
 from sottovoce.run.fingerprint import public_fingerprint
 from sottovoce.run.finished_run import accountant_of
 from sottovoce.run.layout import noise_check
-from sottovoce.run.privacy_document import contradictions
-from sottovoce.run.privacy_report import unlike_settings
+from sottovoce.run.public_check import check_privacy
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant, published_models
 from sottovoce.run.run_documents import BegunRun, read_begun_run
 from sottovoce.support.config import Experiment
@@ -190,10 +189,7 @@ def _at_most(one: JointFigure, everyone: JointFigure, delta: float) -> JointFigu
 
 
 def _require_true_figures(run: BegunRun, data: Path | None) -> None:
-    found = contradictions(run.experiment, run.privacy)
-    if not found:
-        accountant = accountant_of(run.files, run.experiment, data)
-        found = unlike_settings(run.stated, accountant, run.experiment, every_view=True)
+    found = check_privacy(run.stated, accountant_of(run.files, run.experiment, data), run.experiment).findings
     if found:
         raise InputError(
             f"{run.files.folder}: {found[0]}", "guarantees follow from the settings",

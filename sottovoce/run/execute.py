@@ -51,6 +51,7 @@ from sottovoce.run.fingerprint import (
     public_fingerprint,
     versions,
 )
+from sottovoce.run.folder_check import FolderCheck
 from sottovoce.run.layout import (
     PrivateFacts,
     RunFiles,
@@ -66,16 +67,12 @@ from sottovoce.run.layout import (
     write_token,
     writing_into_run,
 )
-from sottovoce.run.privacy_document import (
-    PrivacyDocument,
-    contradictions,
-    epsilon_in_line,
-    result_contradictions,
-)
-from sottovoce.run.privacy_report import report_wanted, unlike_settings
+from sottovoce.run.privacy_document import PrivacyDocument, epsilon_in_line
+from sottovoce.run.privacy_report import report_wanted
+from sottovoce.run.public_check import check_privacy, with_check
 from sottovoce.run.recording import Recorder, remove_recordings_after
 from sottovoce.run.run_accountant import RunAccountant
-from sottovoce.run.run_documents import RunDocuments, record_graph, recorded_graph
+from sottovoce.run.run_documents import RunDocuments, read_runs, record_graph, recorded_graph
 from sottovoce.run.run_ledger import (
     LedgerFile,
     RunLedger,
@@ -120,16 +117,28 @@ def run_experiment(
 
     An unfinished run goes on with `resume`, and is refused without it. One of several processes plays its part of the
     run, and its `coordinator` keeps it in step with the others. With a `ledger`, the cost of the run is reserved first.
-    `on_end` is called with what the folder of a run that ended here holds, by the process that wrote it.
+    `on_end` is called with what the folder holds at the end, by the process that wrote it or only read it.
     """
     files = RunFiles(folder)
+    if experiment.member is not None:
+        raise InputError(
+            f"settings of {experiment.member}, a member of a federation", "a member takes part with its own program",
+            "type sotto peer join, or simulate the agreement with sotto run agreement.toml",
+        )  # fmt: skip
     experiment = coordinator.on_every_rank(partial(with_table_facts, experiment, data))
     coordinator.require_equal({**versions(), "settings": _shown_settings(experiment), "resume": resume})
-    result = coordinator.on_rank_zero(lambda: _result_unless_locked(files, experiment, resume, ledger))
+
+    def told(run: RunDocuments | None) -> Document | None:
+        """The result of a finished run, of which the caller is told."""
+        if run is not None and on_end is not None:
+            on_end(run)
+        return None if run is None else run.result
+
+    result = coordinator.on_rank_zero(lambda: told(_finished_unless_locked(files, experiment, resume, data, ledger)))
     if result is not None:
         return result
     with ExitStack() as locks:
-        training = _begin(experiment, files, data, resume, ledger, coordinator, locks)
+        training = _begin(experiment, files, data, resume, ledger, coordinator, locks, told)
         if isinstance(training, dict):
             return training
         with coordinator.propagate_errors():
@@ -140,7 +149,8 @@ def run_experiment(
     if on_end is not None and coordinator.rank == 0:
         public = parse_experiment(public_settings(experiment))
         graph = recorded_graph(files, public)
-        on_end(RunDocuments(folder, public, training.guarantees, result, files.lines(), {}, {}, graph))
+        stated, privacy, lines = training.privacy, training.guarantees, files.lines()
+        on_end(RunDocuments(folder, public, stated, privacy, result, lines, {}, {}, graph, check=FolderCheck()))
     return result
 
 
@@ -154,8 +164,8 @@ def _shown_settings(experiment: Experiment) -> Document:
 # --- what the folder holds already -----------------------------------------------------------------------------------
 
 
-def _finished_result(files: RunFiles, experiment: Experiment, resume: bool) -> Document | None:
-    """The result of a finished run of these settings, if there is one; refuses a folder that holds something else."""
+def _finished_run(files: RunFiles, experiment: Experiment, resume: bool, data: Path | None) -> RunDocuments | None:
+    """A finished run of these settings, if there is one; refuses a folder that holds something else."""
     folder = files.folder
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is not a folder", "a run needs one", "move that file away")
@@ -170,19 +180,15 @@ def _finished_result(files: RunFiles, experiment: Experiment, resume: bool) -> D
         raise InputError(
             f"{folder} holds a run with another {other[0]}", "a folder holds one run", "use another --out, or remove it"
         )
-    result = files.document(files.result)
-    if result is None:
+    if not files.result.exists():
         if not resume:
             raise InputError(f"{folder} holds an unfinished run", "nothing is overwritten", "go on with --resume")
         return None
-    stated = files.document(files.privacy)
-    if stated is None:
-        raise InputError(f"{files.privacy}: not there", "a finished run has guarantees", "remove the run's folder")
-    check_own_code(stated, experiment, folder)
-    privacy = PrivacyDocument.read(stated)
-    found = contradictions(experiment, privacy)
-    _refuse(files, found or result_contradictions(experiment, privacy, result, files.lines()))
-    return result
+    finished = read_runs([folder])[0]
+    check_own_code(finished.stated, experiment, folder)
+    finished = with_check(finished, lambda: build_accountant(experiment, data))
+    _refuse(files, finished.check.findings)
+    return finished
 
 
 def _refuse(files: RunFiles, found: list[str]) -> None:
@@ -193,22 +199,23 @@ def _refuse(files: RunFiles, found: list[str]) -> None:
         )  # fmt: skip
 
 
-def _result_unless_locked(
-    files: RunFiles, experiment: Experiment, resume: bool, ledger: LedgerFile | None
-) -> Document | None:
-    """The result of a finished run; refuses a folder that another process has locked, before any work."""
-    result, begun = _finished_result(files, experiment, resume), read_private_facts(files)
+def _finished_unless_locked(
+    files: RunFiles, experiment: Experiment, resume: bool, data: Path | None, ledger: LedgerFile | None
+) -> RunDocuments | None:
+    """A finished run; refuses a folder that another process has locked, before any work."""
+    finished, begun = _finished_run(files, experiment, resume, data), read_private_facts(files)
+    ended = finished is not None
     if begun is not None:
-        check_same_choice(files.folder, entered=begun.in_ledger, wanted=ledger is not None, finished=result is not None)
+        check_same_choice(files.folder, entered=begun.in_ledger, wanted=ledger is not None, finished=ended)
         if begun.in_ledger and ledger is not None and files.noise_key.exists():
             key = read_noise_key(files, experiment, begun.fingerprint)
             assert isinstance(key, NoiseKey), "runs with secret noise are in no ledger"
-            played = 0 if result is None else experiment.training.rounds
+            played = experiment.training.rounds if ended else 0
             check_entered(ledger, run=run_identity(begun.fingerprint, key), name=experiment.name, played=played)
-    if result is None and files.lock.exists():
-        with locked(files.lock):  # only a test; `_lock_folder` takes the lock for good
+    if not ended and files.lock.exists():
+        with locked(files.lock):  # only a test; `_begin` takes the lock for good
             pass
-    return result
+    return finished
 
 
 def _stated_privacy(files: RunFiles, experiment: Experiment, accountant: RunAccountant, digest: str) -> Document | None:
@@ -226,8 +233,7 @@ def _stated_privacy(files: RunFiles, experiment: Experiment, accountant: RunAcco
             "restore them, or start a new run in another folder",
         )  # fmt: skip
     if stated is not None:
-        found = contradictions(experiment, PrivacyDocument.read(stated))
-        _refuse(files, found or unlike_settings(stated, accountant, experiment))
+        _refuse(files, check_privacy(stated, accountant, experiment).findings)
     return stated
 
 
@@ -242,6 +248,7 @@ def _begin(
     ledger: LedgerFile | None,
     coordinator: Coordinator,
     locks: ExitStack,
+    told: Callable[[RunDocuments | None], Document | None],
 ) -> _Training | Document:
     """Account for a run, lock its folder, enter it in a ledger, and find where it goes on.
 
@@ -289,7 +296,8 @@ def _begin(
         planned = entry(each(lambda: planned_source(files, experiment, digest)))
         if planned is not None:
             zero(lambda: planned.check(loss_after))
-    result = zero(lambda: _lock_folder(locks, files, experiment, resume))
+    zero(lambda: _lock_folder(locks, files))
+    result = zero(lambda: told(_finished_run(files, experiment, resume, data)))
     if result is not None:
         return result
     token = zero(lambda: write_token(files))
@@ -325,11 +333,10 @@ def _check_memory(training_run: TrainingRun, processes: int) -> None:
     check_cost(what, Cost(memory=memory), "take fewer nodes or a smaller model")
 
 
-def _lock_folder(locks: ExitStack, files: RunFiles, experiment: Experiment, resume: bool) -> Document | None:
-    """Make and lock the folder; the result if another process has finished the run meanwhile."""
+def _lock_folder(locks: ExitStack, files: RunFiles) -> None:
+    """Make and lock the folder."""
     make_folder(files.folder)
     locks.enter_context(locked(files.lock))
-    return _finished_result(files, experiment, resume)
 
 
 def _part_of(training_run: TrainingRun, transport: Transport) -> TrainingRun:

@@ -42,19 +42,23 @@ def check_versions(privacy: Document, folder: object) -> None:
 
 
 def comparable(document: Document) -> Document:
-    """The settings that decide the numbers of a run, and what it records if it does."""
+    """The settings that decide the numbers of a run, and what it records if it does; of a member, that it is one."""
     unrecorded = document.get("record", {}).get("attackers") == "none"
     left_out = {"about", "record"} if unrecorded else {"about"}
     compared = {key: value for key, value in document.items() if key not in left_out}
+    if "member" in compared:
+        compared["member"] = True
     return {**compared, "machine": {**document.get("machine", {}), "checkpoint_seconds": None}}
 
 
 def fingerprint(experiment: Experiment, training_run: TrainingRun) -> str:
-    """A digest of all that decides the numbers, the data among it; private, because it tells data sets apart."""
-    digest = hashlib.sha256(public_fingerprint(experiment, training_run).encode())
-    digest.update(_data_digest(training_run.task.dataset))
+    """All that decides the numbers: the public fingerprint, then a digest of the data.
+
+    It is private, because it tells data sets apart. Whoever has no data can tell whether it is of some settings.
+    """
+    digest = hashlib.sha256(_data_digest(training_run.task.dataset))
     digest.update((dataset_code(experiment.data.name) or "").encode())
-    return digest.hexdigest()
+    return f"{public_fingerprint(experiment, training_run)}-{digest.hexdigest()}"
 
 
 def public_fingerprint(experiment: Experiment, training_run: TrainingRun) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor, from_numpy
 
 from sottovoce.core.compression import Identity
@@ -32,14 +33,14 @@ from sottovoce.run.checkpoint import load
 from sottovoce.run.fingerprint import check_own_code, fingerprint, public_fingerprint
 from sottovoce.run.layout import IN_FILE, REMEDY, RULE, RunFiles, read_noise_key, read_private_facts
 from sottovoce.run.privacy_document import PrivacyDocument
-from sottovoce.run.privacy_report import unlike_settings
+from sottovoce.run.public_check import check_privacy
 from sottovoce.run.recording import Messages, read_recording
 from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.run_documents import FILE, RunDocuments, read_begun_run, read_runs, recorded_graph
 from sottovoce.run.training_run import TrainingRun, average_model
 from sottovoce.support.config import Document, Experiment
 from sottovoce.support.files import explaining, inside
-from sottovoce.support.npz import read_npz
+from sottovoce.support.npz import read_checked_npz
 from sottovoce.tracing.tracer import trace
 
 STEADY_AFTER = 3
@@ -137,24 +138,11 @@ def _check_public(files: RunFiles, stated: Document, public: str) -> None:
 def accountant_of(files: RunFiles, experiment: Experiment, data: Path | None) -> RunAccountant:
     """The accountant that the settings and the graph of a run's folder give.
 
-    Where nodes have tables of their own, settings say how many rows each has, and no table is looked for. Members of a
-    federation draw secret noise, which figures say.
+    Where nodes have tables of their own, settings say how many rows each has, and no table is looked for.
     """
     tables: dict[str, Table] | None = {} if experiment.data.partition == OF_ITS_OWN else None
     wanted = buildable(experiment, data, with_rows=tables is None)
-    if "member" in (files.document(files.result) or {}):
-        wanted = wanted.model_copy(update={"noise": "secret", "noise_key": None})
     return build_accountant(wanted, data, recorded_graph(files, experiment), tables=tables)
-
-
-def stored_headline_unlike_settings(folder: Path, experiment: Experiment, data: Path | None) -> list[str]:
-    """Where the headline of a run's folder is not what its settings give; only files that may be handed on are read."""
-    files = RunFiles(folder)
-    accountant, stated = accountant_of(files, experiment, data), files.document(files.privacy) or {}
-    found = unlike_settings(stated, accountant, experiment)
-    if stated.get("fingerprint") != public_fingerprint(experiment, accountant.training_run):
-        found.append("privacy.json: its fingerprint is not that of these settings, this graph and this version")
-    return found
 
 
 def buildable(experiment: Experiment, data: Path | None, *, own: bool = False, with_rows: bool = True) -> Experiment:
@@ -217,7 +205,7 @@ class FinalModel:
     @property
     def scores(self) -> Document | None:
         """How well it does on held-out rows, where that was measured: of the average, or of a member's own model."""
-        measured = self.node is None or self.node == self.run.result.get("member")
+        measured = self.node is None or self.node == self.run.member
         return self.run.result.get("held_out") if measured else None
 
     @property
@@ -235,32 +223,37 @@ def open_final_model(
 ) -> FinalModel:
     """The average model of a run, or that of a node by its name or number; of a member's run, its own.
 
-    The run's headline is computed anew. A model that it does not cover is refused, unless `uncovered` says that it is
-    wanted all the same. `data` has the files that settings name.
+    Whose it is follows from the settings, never from the result. The run's headline is computed anew, and the model
+    must carry the fingerprint of these settings. One that the headline does not cover is refused, unless `uncovered`
+    says that it is wanted all the same. `data` has the files that settings name.
     """
-    files, experiment, stated, _ = read_begun_run(folder)
     run = read_runs([folder])[0]
+    files, experiment = RunFiles(folder), run.experiment
     accountant = accountant_of(files, experiment, data)
-    different = unlike_settings(stated, accountant, experiment)
+    different = check_privacy(run.stated, accountant, experiment).findings
     if different:
         raise InputError(f"{folder}: {different[0]}", "guarantees follow from the settings", "run it again")
-    training_run, member = accountant.training_run, run.result.get("member")
-    if member is not None:
-        found = FinalModel(run, training_run, _member_model(files, training_run, member, node), member)
+    training_run, public = accountant.training_run, public_fingerprint(experiment, accountant.training_run)
+    if run.member is not None:
+        found = FinalModel(run, training_run, _member_model(files, training_run, public, run.member, node), run.member)
     else:
-        found = _simulated(run, files, training_run, node)
+        found = _simulated(run, files, training_run, public, node)
     if not found.is_covered and not uncovered:
         raise Unaccountable(_why_uncovered(found))
     return found
 
 
-def _simulated(run: RunDocuments, files: RunFiles, training_run: TrainingRun, node: str | None) -> FinalModel:
+def _simulated(
+    run: RunDocuments, files: RunFiles, training_run: TrainingRun, public: str, node: str | None
+) -> FinalModel:
     facts, n = read_private_facts(files), training_run.topology.n
     if facts is None or not files.checkpoint.exists():
         raise InputError(
             f"{files.folder}: no checkpoint with its private.json", "models are in these private files of a run",
             "export where the run was made",
         )  # fmt: skip
+    if not facts.fingerprint.startswith(f"{public}-"):
+        raise InputError(f"{files.private}: of another run", "a model is that of its own settings", REMEDY)
     state = load(files.checkpoint, training_run, facts.fingerprint).state
     if node is None:
         return FinalModel(run, training_run, average_model(training_run, state), None)
@@ -271,14 +264,16 @@ def _simulated(run: RunDocuments, files: RunFiles, training_run: TrainingRun, no
     return FinalModel(run, training_run, training_run.models(state)[number], names[number] if names else str(number))
 
 
-def _member_model(files: RunFiles, training_run: TrainingRun, member: str, node: str | None) -> Tensor:
+def _member_model(files: RunFiles, training_run: TrainingRun, public: str, member: str, node: str | None) -> Tensor:
     """What a member ended with; it has no other model."""
     if node not in (None, member):
         raise InputError(f"--node {node}", f"this is the folder of {member}, which has its own model", "leave it out")
     path = files.member_model
     with explaining(path, RULE, REMEDY):
-        stored = read_npz(path).get("model")
-    if stored is None or stored.shape != (training_run.task.model.layout.size,) or stored.dtype.kind != "f":
+        found = read_checked_npz(path)
+    stored, size = found.get("model"), training_run.task.model.layout.size
+    is_own = found.get("about", np.empty(0)).tobytes() == public.encode()
+    if not is_own or stored is None or stored.shape != (size,) or stored.dtype.kind != "f":
         raise InputError(f"{path}: not the model of this run", RULE, REMEDY)
     return from_numpy(stored)
 

@@ -1,13 +1,9 @@
-"""What `privacy.json` of a run says, as types: the one reader of its keys; and whether it contradicts itself.
-
-`contradictions` compares every figure with those that it follows from: it needs neither data nor torch.
-`privacy_report.unlike_settings` computes guarantees anew, by the code that made them.
-"""
+"""What `privacy.json` of a run says, as types: the one reader of its keys."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 from functools import cached_property
@@ -19,10 +15,9 @@ from sottovoce.errors import InputError
 from sottovoce.privacy.assumptions import NotCovered
 from sottovoce.privacy.composition import Loss, loss_document, read_loss
 from sottovoce.privacy.covering_views import Coverage
-from sottovoce.privacy.gaussian_dp import epsilon_of, is_epsilon_of
-from sottovoce.privacy.guarantee import Kind, PrivacyFigure
+from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.views import View, read_view
-from sottovoce.support.config import Document, Experiment
+from sottovoce.support.config import Document
 from sottovoce.support.text import JSON, from_json, to_json
 
 
@@ -205,128 +200,7 @@ class PrivacyDocument:
         }
 
 
-# --- whether it agrees with itself -----------------------------------------------------------------------------------
-
-RELATIVE_TOLERANCE = 1e-9
-"""Figures that lie closer together are the same: another machine may round differently."""
-
-
-def agree(one: float, other: float) -> bool:
-    """Whether two figures are the same but for rounding."""
-    return one == other or math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE)
-
-
-def contradictions(experiment: Experiment, privacy: PrivacyDocument) -> list[str]:
-    """What in `privacy.json` contradicts itself or the settings, each in a sentence."""
-    return [
-        f"privacy.json: {sentence}"
-        for part in (_unlike_settings(experiment, privacy), _wrong_epsilons(privacy), _wrong_headlines(privacy))
-        for sentence in part
-    ]
-
-
-def result_contradictions(
-    experiment: Experiment, privacy: PrivacyDocument, result: Document, lines: Sequence[Document]
-) -> list[str]:
-    """What in `result.json` and in lines of metrics contradicts `privacy.json`, the settings or the last line."""
-    given = {
-        "name": experiment.name, "seed": experiment.seed, "algorithm": privacy.algorithm, "topology": privacy.topology,
-        "rounds": privacy.rounds, "sigma": privacy.sigma, "adjacency": privacy.adjacency, "delta": privacy.delta,
-        "headline": _shown(privacy.headline), "metrics": lines[-1],
-    }  # fmt: skip
-    stated = {**result, "headline": _shown(PrivacyFigure.read(result["headline"]))}
-    found = [
-        f"result.json: {key} is {stated[key]}, but the run's other files say {theirs}"
-        for key, theirs in given.items()
-        if stated[key] != theirs
-    ]
-    return found + [
-        f"metrics.jsonl: epsilon after round {line['round']} is {line['epsilon']}, but privacy.json gives {expected}"
-        for line in lines
-        if line["epsilon"] != (expected := epsilon_in_line(privacy, line["round"]))
-    ]
-
-
 def epsilon_in_line(privacy: PrivacyDocument, round: int) -> Document | None:
     """What a line of metrics says of epsilon: what has been spent by then, and what will have been at the end."""
     spent, planned = (privacy.epsilon_after(at) for at in (round, privacy.rounds))
     return None if spent is None else {"spent": to_json(spent), "planned": to_json(planned)}
-
-
-def _shown(figure: PrivacyFigure) -> str:
-    return f"epsilon {figure.epsilon:g} with mu {figure.mu} against {figure.view}"
-
-
-def _unlike_settings(experiment: Experiment, privacy: PrivacyDocument) -> Iterator[str]:
-    wanted = experiment.privacy
-    pairs = {
-        "rounds": (privacy.rounds, experiment.training.rounds),
-        "delta": (privacy.delta, wanted.delta),
-        "adjacency": (privacy.adjacency, wanted.adjacency),
-        "clipping": (privacy.clipping, experiment.training.clip),
-    }
-    for key, (stated, setting) in pairs.items():
-        if stated != setting:
-            yield f"{key} is {stated}, but the settings say {setting}"
-    target = wanted.epsilon if wanted.view == "everyone" and wanted.epsilon is not None else math.inf
-    if not privacy.headline.proves_nothing and privacy.headline.epsilon > target * (1 + RELATIVE_TOLERANCE):
-        yield f"the headline is epsilon {privacy.headline.epsilon:g}, but the settings ask for {target:g} at most"
-
-
-def _wrong_epsilons(privacy: PrivacyDocument) -> Iterator[str]:
-    """Figures whose epsilon is not that of their mu at the delta of the run."""
-    for where, figure in _figures(privacy):
-        if figure.mu is None or is_epsilon_of(figure.mu, figure.epsilon, privacy.delta, tolerance=RELATIVE_TOLERANCE):
-            continue
-        epsilon = epsilon_of(figure.mu, privacy.delta)
-        yield f"{where} says epsilon {figure.epsilon:g}, but its mu of {figure.mu:g} gives epsilon {epsilon:.6g}"
-    headline, epsilons = privacy.headline, [one.epsilon for one in privacy.over_rounds]
-    if epsilons:
-        is_last = privacy.over_rounds[-1].round == privacy.rounds and agree(epsilons[-1], headline.epsilon)
-        if headline.proves_nothing or not is_last:
-            yield f"epsilon over rounds ends with {epsilons[-1]:g}, which is not the headline's"
-    if epsilons != sorted(epsilons):
-        yield "epsilon over rounds decreases"
-
-
-def _figures(privacy: PrivacyDocument) -> Iterator[tuple[str, PrivacyFigure]]:
-    """Every figure, with where it stands."""
-    for where, figure in (("the headline", privacy.headline), ("the sampled figure", privacy.sampled)):
-        if figure is not None:
-            yield where, figure
-    for view in privacy.views:
-        yield f"the headline of {view.view}", view.headline
-        for figure in view.guarantees:
-            yield f"{view.view} about node {figure.victim}, {figure.kind},", figure
-
-
-def _wrong_headlines(privacy: PrivacyDocument) -> Iterator[str]:
-    """Headlines that are not the worst of the best proven figures, and a run's headline that is nobody's."""
-    for view in privacy.views:
-        expected, stated = _headline_mu(view), None if view.headline.proves_nothing else view.headline.mu
-        if stated != expected and (stated is None or expected is None or not agree(stated, expected)):
-            yield f"the headline of {view.view} has mu {stated}, but its figures give {expected}"
-    headline = privacy.headline
-    others = [*(view.headline for view in privacy.views), *([] if privacy.sampled is None else [privacy.sampled])]
-    if not headline.proves_nothing and not any(
-        one.view == headline.view and agree(one.epsilon, headline.epsilon) for one in others
-    ):
-        yield f"the headline, epsilon {headline.epsilon:g} against {headline.view}, is none of its other figures"
-
-
-def _headline_mu(view: StoredView) -> float | None:
-    """For each victim the least mu that is proven; of those the largest."""
-    best: dict[int | None, float] = {}
-    for figure in view.guarantees:
-        if figure.proven_for_training and figure.kind is not Kind.AS_PUBLISHED and figure.mu is not None:
-            best[figure.victim] = min(best.get(figure.victim, math.inf), figure.mu)
-    return max(best.values(), default=None)
-
-
-def same_value(stated: object, given: object, tolerance: float = RELATIVE_TOLERANCE) -> bool:
-    """Whether two values are the same but for rounding; true is no number, and no number is a text."""
-    if isinstance(stated, bool) or isinstance(given, bool):
-        return stated is given
-    if isinstance(stated, int | float) and isinstance(given, int | float):
-        return stated == given or math.isclose(stated, given, rel_tol=tolerance)
-    return type(stated) is type(given) and stated == given

@@ -6,7 +6,6 @@ The headline is what whoever hears every message can learn at most, by the best 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -37,12 +36,13 @@ from sottovoce.privacy.covering_views import (
 from sottovoce.privacy.gaussian_dp import epsilons_of
 from sottovoce.privacy.guarantee import PrivacyFigure, figures_at
 from sottovoce.privacy.views import View, node_numbers, parse_view, read_view, with_final_models
-from sottovoce.run.privacy_document import EarlierEnd, PrivacyDocument, StoredView, same_value
+from sottovoce.run.fingerprint import origin
+from sottovoce.run.privacy_document import EarlierEnd, PrivacyDocument, StoredView
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant, published_models
 from sottovoce.run.training_run import TrainingRun, is_measured
 from sottovoce.support.config import Document, Experiment
 from sottovoce.support.progress import counted, next_counted
-from sottovoce.support.text import JSON, parse_json
+from sottovoce.support.text import JSON
 from sottovoce.support.threads import one_thread
 from sottovoce.tracing.certificate import what_is_checked
 
@@ -325,6 +325,11 @@ def report_wanted(accountant: RunAccountant, experiment: Experiment) -> PrivacyR
     )  # fmt: skip
 
 
+def stated_again(accountant: RunAccountant, experiment: Experiment) -> Document:
+    """The `privacy.json` of a run, computed anew."""
+    return report_wanted(accountant, experiment).document() | origin(experiment, accountant.training_run)
+
+
 # --- which nodes are accounted for as adversaries, besides whoever hears every message --------------------------------
 
 MOST_ATTACKED = 10 * NODE_ROUNDS
@@ -381,41 +386,3 @@ def _work_of_each(accountant: RunAccountant) -> float:
     heard = T * max(sum(int(np.diff(mixing.weights.indptr).max()) for mixing in step.mixings) for step in system.steps)
     links = max(int(step.split(step.state_out)[0].nnz) for step in system.steps)
     return 2.0 * heard**3 + 60.0 * T * n * (links + 15 * n)
-
-
-# --- whether a folder states what its settings give ------------------------------------------------------------------
-
-LISTED = 5
-"""Of so many differences each is named; the rest is counted."""
-
-
-def unlike_settings(
-    stated: Document, accountant: RunAccountant, experiment: Experiment, *, every_view: bool = False
-) -> list[str]:
-    """Where `privacy.json` differs from what the settings give: in its headline and what belongs to it, or anywhere.
-
-    Guarantees follow from settings, the graph and the number of rows of each node, so the same version gives the same.
-    """
-    if not every_view:
-        alone = experiment.privacy.model_copy(update={"attackers": "none"})
-        experiment = experiment.model_copy(update={"privacy": alone})
-    given = parse_json(json.dumps(report_wanted(accountant, experiment).document()))
-    for key in () if every_view else ("attackers", "views"):
-        del given[key]
-    found = [
-        f"privacy.json: {place} is {one!r}, but the settings give {other!r}"
-        for place, one, other in _leaves_that_differ({key: stated[key] for key in stated if key in given}, given)
-    ]
-    return found if len(found) <= LISTED else [*found[:LISTED], f"{len(found) - LISTED} more differ"]
-
-
-def _leaves_that_differ(stated: object, given: object, place: str = "") -> Iterator[tuple[str, object, object]]:
-    """Where two documents differ, with both values; numbers may differ by rounding."""
-    if isinstance(stated, dict) and isinstance(given, dict):
-        for key in dict.fromkeys((*stated, *given)):
-            yield from _leaves_that_differ(stated.get(key), given.get(key), f"{place}.{key}" if place else str(key))
-    elif isinstance(stated, list) and isinstance(given, list) and len(stated) == len(given):
-        for at, (one, other) in enumerate(zip(stated, given, strict=True)):
-            yield from _leaves_that_differ(one, other, f"{place}[{at}]")
-    elif not same_value(stated, given):
-        yield place, stated, given

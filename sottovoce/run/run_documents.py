@@ -16,7 +16,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from sottovoce.core.graphs import MOST_NODES, Graph
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.learning.tables import is_folder_of_tables
+from sottovoce.run.folder_check import FolderCheck, only_read
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.support.config import Document, Experiment, merge, parse_experiment
@@ -41,10 +42,15 @@ METRICS = ("accuracy", *LESS_IS_BETTER)
 
 @dataclass(frozen=True, eq=False)
 class RunDocuments:
-    """The files of one finished run that may be handed on, and what attacks and audits found, where there were any."""
+    """The files of one finished run that may be handed on, and what attacks and audits found, where there were any.
+
+    `stated` is its `privacy.json`, `privacy` what that says. `check` is what speaks against them, and what nothing was
+    compared with: all of it, unless whoever has them has computed it.
+    """
 
     folder: Path
     experiment: Experiment
+    stated: Document
     privacy: PrivacyDocument
     result: Document
     lines: Sequence[Document]
@@ -52,11 +58,17 @@ class RunDocuments:
     audit: Document
     graph: Graph | None = None
     baselines: Document | None = None
+    check: FolderCheck = field(default_factory=only_read)
 
     @property
     def name(self) -> str:
         """The name of the run."""
         return self.experiment.name
+
+    @property
+    def member(self) -> str | None:
+        """Whose part of a federation this is, by the settings; None where all nodes were simulated."""
+        return self.experiment.member
 
     @property
     def metric(self) -> str:
@@ -162,10 +174,10 @@ def read_begun_run(folder: Path, *, finished: bool = False) -> BegunRun:
 
 def read_doubted_run(folder: Path) -> RunDocuments:
     """One finished run, whatever its lines of metrics are."""
-    files, experiment, _, privacy = read_begun_run(folder, finished=True)
+    files, experiment, stated, privacy = read_begun_run(folder, finished=True)
     result, attacks, audit = (files.document(path) or {} for path in (files.result, files.attack, files.audit))
     graph, baselines = recorded_graph(files, experiment), files.document(files.baselines)
-    return RunDocuments(folder, experiment, privacy, result, files.lines(), attacks, audit, graph, baselines)
+    return RunDocuments(folder, experiment, stated, privacy, result, files.lines(), attacks, audit, graph, baselines)
 
 
 def record_graph(files: RunFiles, experiment: Experiment, topology: Topology) -> None:

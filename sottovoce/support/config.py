@@ -182,7 +182,8 @@ class Experiment(Section):
     """All settings of one run. The seed is public; noise and batches come from a secret key, unless one is named.
 
     `noise = "secret"`: they come from the operating system's random bytes, and nobody can draw them again.
-    `secure_sum = true`: the algorithm in the form in which single messages stay hidden.
+    `secure_sum = true`: the algorithm in the form in which single messages stay hidden. `member`: whose part of a
+    federation the folder with these settings holds; it is written by that member, and nobody else can run it.
     """
 
     name: str = Field(pattern=f"^{NAME}(/{NAME})*$", max_length=200)
@@ -190,6 +191,7 @@ class Experiment(Section):
     noise: Literal["secret"] | None = None
     noise_key: str | None = Field(default=None, repr=False)
     secure_sum: bool | None = None
+    member: str | None = None
     topology: TopologySettings
     training: TrainingSettings
     data: DataSettings = DataSettings()
@@ -203,7 +205,7 @@ class Experiment(Section):
 
     def document(self) -> Document:
         """All settings, defaults included, as JSON takes them."""
-        return self.model_dump(mode="json")
+        return self.model_dump(mode="json", exclude={"member"} if self.member is None else None)
 
 
 def read_settings_file(path: Path) -> Document:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
-from sottovoce.auditing.folder_check import NOT_COMPARED, RENEWED
+from sottovoce.privacy.gaussian_dp import epsilon_of
+from sottovoce.run.folder_check import NOT_COMPARED, RENEWED
 from sottovoce.run.layout import FILES, Audience
 from sottovoce.support.npz import read_checked_npz, write_npz
 
@@ -131,7 +133,7 @@ def test_every_number_is_computed_again_or_listed(name, seed, sotto, sent):
             assert code in (1, 2), (path, err)
         elif code:
             assert (code, f'"{name.partition("/")[0].partition(".")[0]}' in said) == (1, True), (path, err)
-        elif name != "audit.json":  # which is written anew
+        elif name != "audit.json" and (name, *path[::2][:2]) != ("report.html", "runs", "audit"):  # written anew
             assert is_listed(json.loads(out)["not_checked"], name, path), (path, value, forged)
         write(sent / name, original)
 
@@ -338,3 +340,111 @@ def test_a_page_that_holds_its_data_elsewhere_or_twice_is_no_page_of_the_run(sot
 def test_a_contact_that_a_page_names_is_listed(sotto, sent):
     sotto(f"report {sent} --contact", "An office has checked this")
     assert "contact (words and names" in " ".join(sotto(AUDIT.format(sent))[1].split())
+
+
+# --- what is read without an audit -----------------------------------------------------------------------------------
+
+
+def forged_views(folder):
+    """Figures about a node that nothing in the folder contradicts."""
+    document = read(folder / "privacy.json")
+    view = next(one for one in document["views"] if one["view"] == "node:0")
+    for figure in (*view["guarantees"], view["headline"]):
+        figure["mu"] = figure["mu"] / 2
+        figure["epsilon"] = epsilon_of(figure["mu"], document["delta"])
+    write(folder / "privacy.json", document)
+
+
+def forged_lines(folder):
+    """More messages than were sent, in the last line and in the result."""
+    lines = read(folder / "metrics.jsonl")
+    lines[-1]["messages"] += 1
+    write(folder / "metrics.jsonl", lines)
+    write(folder / "result.json", read(folder / "result.json") | {"metrics": lines[-1]})
+
+
+def planted_member(folder):
+    """A simulation that says it is a member's run, and has a model of its own choice."""
+    write(folder / "result.json", read(folder / "result.json") | {"member": "Hill"})
+    np.savez(folder / "model.npz", model=np.zeros(650, np.float32))
+
+
+FORGED = {"a view": forged_views, "lines": forged_lines, "a member": planted_member}
+
+
+@pytest.mark.parametrize("how", FORGED)
+def test_whoever_reads_a_folder_is_told_of_forged_figures(how, sotto, sent, tmp_path):
+    (tmp_path / "sent.toml").write_text(SETTINGS)
+    for place in ("report.html", "export"):
+        shutil.rmtree(sent / place) if (sent / place).is_dir() else (sent / place).unlink()
+    FORGED[how](sent)
+    name = "privacy.json" if how == "a view" else "metrics.jsonl" if how == "lines" else "result.json"
+    for command in (f"report {sent}", f"compare {sent}", f"compare {sent} --track tensorboard"):
+        code, out, _ = sotto(command)
+        assert (code, out.startswith(f"Finding: {sent}: {name}")) == (1, True), (command, out)
+        assert any(name in line for line in read(sent / "report.html")["runs"][0]["findings"])
+    assert not (tmp_path / "tensorboard").exists()
+    code, _, err = sotto(f"run {tmp_path}/sent.toml --out {tmp_path}")
+    assert (code, name in err) == (2, True), err
+
+
+def test_a_simulation_that_calls_itself_a_members_run_stays_a_simulation(sotto, sent):
+    own = read(sent / "report.html")["runs"][0]
+    (sent / "report.html").unlink()
+    planted_member(sent)
+    sotto(f"report {sent}")
+    shown = read(sent / "report.html")["runs"][0]
+    assert (shown["member"], shown["plain"]["questions"][0]) == (None, own["plain"]["questions"][0])
+    shutil.rmtree(sent / "export")
+    assert sotto(f"export {sent}")[0] == 0
+    state = read_checked_npz(sent / "checkpoint.npz")["0"]
+    exported = np.concatenate([value.ravel() for value in load_file(sent / "export" / "model.safetensors").values()])
+    assert np.isclose(np.sort(exported), np.sort(state.mean(axis=0)), atol=1e-6).all()
+
+
+def test_a_member_in_the_settings_is_another_run(sotto, sent):
+    write(sent / "config.json", read(sent / "config.json") | {"member": "Hill"})
+    for command in (f"report {sent}", f"export {sent} --out {sent}/again"):
+        assert sotto(command)[0] in (1, 2)
+    code, _, err = sotto(f"run {sent}/config.json --out {sent.parent}/more")
+    assert (code, "Hill" in err) == (2, True)
+
+
+def test_the_model_of_another_run_is_not_exported(sotto, sent, tmp_path):
+    """Its checkpoint and private facts belong together, and not to these settings."""
+    (tmp_path / "bare.toml").write_text(SETTINGS.replace("sigma = 1.0", "sigma = 0.0"))
+    assert sotto(f"run {tmp_path}/bare.toml --out {tmp_path}/more")[0] == 0
+    for name in ("checkpoint.npz", "private.json"):
+        shutil.copy(tmp_path / "more" / "sent" / name, sent / name)
+    code, _, err = sotto(f"export {sent} --out {tmp_path}/model")
+    assert (code, "private.json: of another run" in err) == (2, True), err
+
+
+def test_what_a_page_shows_unchecked_it_says_beside_the_figures(sotto, sent):
+    sotto(f"report {sent}")
+    unchecked = read(sent / "report.html")["runs"][0]["unchecked"]
+    assert any("accuracy" in line for line in unchecked["learning"])
+    assert any("held_out" in line for line in unchecked["plain"])
+    assert {"attack.json", "audit.json"} <= {line.partition(" ")[0] for line in unchecked["attacks"]}
+    assert not any(line.startswith("privacy.json: views") for line in unchecked.get("who", []))
+    assert sotto(AUDIT.format(sent))[0] == 0
+    assert "accuracy" not in str(read(sent / "report.html")["runs"][0]["unchecked"])
+
+
+def test_pages_of_another_version_are_compared_by_their_figures(sotto, sent):
+    page = sent / "report.html"
+    text, own = page.read_text(), read(page)
+    other = text.replace("const data = JSON.parse(", "const  data = JSON.parse(", 1)
+    own["version"], own["runs"][0]["verdict"] = "0.1.9 12345678", "In other words."
+    del own["runs"][0]["certificate"]
+    page.write_text(other)
+    write(page, own)
+    code, out, _ = sotto(f"{AUDIT.format(sent)} --json")
+    listed = json.loads(out)["not_checked"]
+    assert (code, listed["report.html: text and scripts"]) == (0, "made by version 0.1.9 12345678")
+    assert listed["report.html: runs.verdict"] == "made by version 0.1.9 12345678"
+    page.write_text(other)
+    own["runs"][0]["over_rounds"][-1]["epsilon"] /= 2
+    write(page, own)
+    code, out, _ = sotto(AUDIT.format(sent))
+    assert (code, "report.html: runs[0].over_rounds[" in out) == (1, True), out

@@ -93,7 +93,7 @@ def test_a_table_fits_a_terminal_of_any_width(tmp_path):
 def test_what_is_shown_as_spent_is_never_below_what_is_recorded_for_the_round_at_hand(tmp_path):
     """A member that has played one round may have sent the next, which the ledger has at the figure of a later one."""
     agreed = agreement_in(tmp_path)
-    privacy = account_run(agreed, {}).privacy
+    privacy = account_run(agreed, {}, "Hill").privacy
     assert [one["round"] for one in privacy["over_rounds"]] == [1, 4]
     folder = run_folder(tmp_path / "Hill", agreed)
     folder.mkdir(parents=True)

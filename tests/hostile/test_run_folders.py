@@ -348,7 +348,7 @@ def test_data_of_a_finished_run_is_asked_for(sotto, tmp_path, monkeypatch):
     assert sotto("attack runs/sent --data mine")[0] == 0
     assert sotto("audit runs/sent --data . --runs 0 --repetitions 100")[0] == 0
     code, _, err = sotto("compare runs/sent")
-    assert (code, "Not computed again, runs/sent: data.name of the run is the file" in err) == (0, True)
+    assert (code, "runs/sent: privacy.json (data.name of the run is the file" in err) == (0, True)
     assert sotto("compare runs/sent --data mine") == (0, *sotto("compare runs/sent --data mine")[1:])
 
 
@@ -435,13 +435,13 @@ def test_a_finished_run_with_a_doctored_result_is_not_read(sotto, sent):
     DOCTORED["epsilon of the result"](sent)
     code, _, err = sotto(COMMANDS["resume"].format(sent, sent))
     assert (code, err.count("\n")) == (2, 1)
-    assert "result.json: headline is epsilon 0.5" in err
+    assert "result.json: headline.epsilon is 0.5" in err
 
 
 def test_a_finished_run_that_is_only_read_says_how_far_it_was_checked(sotto, sent):
     code, _, err = sotto(COMMANDS["resume"].format(sent, sent))
     assert (code, err.count("\n")) == (0, 1)
-    assert err.startswith(f"Finished before, and only read: {sent}/../sent. Files were checked against each other")
+    assert err.startswith(f"Finished before, and only read: {sent}/../sent. Not checked: ")
     assert sotto(COMMANDS["resume"].format(sent, sent) + " --json")[::2] == (0, "")
 
 

@@ -145,7 +145,7 @@ def test_a_figure_for_the_average_covers_no_single_model(wards):
     assert export_model(folder, node="West").covered
     forged = RunFiles(folder).privacy
     forged.write_text(forged.read_text().replace('"final_models": "all"', '"final_models": "average"'))
-    with pytest.raises(InputError, match="the settings give 'all'"):
+    with pytest.raises(InputError, match="'all' is what the settings give"):
         export_model(folder, wards / "again", node="West")
 
 

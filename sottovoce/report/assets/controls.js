@@ -24,10 +24,22 @@ function drawAboutPairs() {
   registered.filter((one) => one.pairs).forEach((one) => one.draw());
   drawGuarantees();
 }
+// What speaks against the folders, first; and beside figures what nothing was compared with.
+function drawChecked() {
+  document.querySelectorAll(".checked").forEach((one) => one.remove());
+  const findings = [...new Set(data.runs.flatMap((one) => one.findings))];
+  at("plain").before(...findings.map((line) => made("p", `Finding: ${line}`, "missing checked")));
+  for (const id of new Set(data.runs.flatMap((one) => Object.keys(one.unchecked)))) {
+    const lines = [...new Set(data.runs.flatMap((one) => one.unchecked[id] ?? []))], head = at(id).querySelector("h2");
+    const note = made("p", `Not checked: ${lines.join("; ")}.`, "note checked");
+    head ? head.after(note) : at(id).append(note);
+  }
+}
 function drawAll() {
   drawAboutPairs();
   drawPlain();
   drawSummary();
+  drawChecked();
   registered.filter((one) => !one.pairs).forEach((one) => one.draw());
 }
 function choose(attacker) {

@@ -15,13 +15,16 @@ what he likes. So a field that nothing was computed for is not passed over: an a
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sottovoce.run.layout import CHECKPOINT, CONFIG, GRAPH, METRICS, PAGE, PRIVACY, PRIVATE, RESULT
-from sottovoce.run.privacy_document import RELATIVE_TOLERANCE, same_value
 from sottovoce.support.text import parse_json
+
+RELATIVE_TOLERANCE = 1e-9
+"""Figures that lie closer together are the same: another machine may round differently."""
 
 MEASURED_TOLERANCE = 1e-6
 """Relative, of losses and scores: another machine adds in another order."""
@@ -46,6 +49,8 @@ NOT_COMPARED = {
     (CHECKPOINT.name, "wire"): CLOCK,
     (PAGE.name, "title"): WORDS,
     (PAGE.name, "runs.audit"): RENEWED,
+    (PAGE.name, "runs.findings"): RENEWED,
+    (PAGE.name, "runs.unchecked"): RENEWED,
     (PAGE.name, "runs.folder"): WORDS,
     (PAGE.name, "runs.graph.positions"): "where nodes are drawn",
 }
@@ -84,8 +89,23 @@ class FolderCheck:
         place = f"{file}: {'.'.join(keys)}" if keys else file
         self.not_checked.setdefault(place, reason)
 
-    def compare(self, file: str, stated: object, given: Sequence[Given], why_not: str = NOT_GIVEN) -> None:
-        """Compare a file with all that is given for it; what nothing is given for is not checked, for this reason."""
+    def lines(self) -> list[str]:
+        """What was not checked, a line for each file and reason."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for place, reason in self.not_checked.items():
+            file, _, fields = place.partition(": ")
+            found.setdefault((file, reason), []).append(fields)
+        return [
+            f"{file}{': ' if each[0] else ''}{', '.join(each)} ({reason})" for (file, reason), each in found.items()
+        ]
+
+    def compare(
+        self, file: str, stated: object, given: Sequence[Given], why_not: str = NOT_GIVEN, *, words: str = ""
+    ) -> None:
+        """Compare a file with all that is given for it; what nothing is given for is not checked, for this reason.
+
+        With a reason why `words` may differ, of texts and of what is missing or more of them only that is said.
+        """
         differ: dict[tuple[str, ...], list[str]] = {}
         for keys, place, value in _values(stated):
             if (reason := _why_not_compared(file, keys)) is not None:
@@ -93,18 +113,20 @@ class FolderCheck:
                 continue
             compared = [(one, other) for one in given if (other := _at(one.document, place)) is not _ABSENT]
             if not compared:
-                beyond = next((one for one in given if _is_beyond_a_list(one.document, place)), None)
+                beyond = next((one for one in given if not words and _is_beyond_a_list(one.document, place)), None)
                 if beyond is None:
                     self.leave_out(file, keys[:1], why_not)
                 else:
                     more = f"{_shown(place)} is {value!r}, and {beyond.what} has no such entry"
                     differ.setdefault(keys[:1], []).append(more)
             for one, other in compared:
-                if not same_value(value, other, one.tolerance):
+                if words and isinstance(value, str) and isinstance(other, str) and value != other:
+                    self.leave_out(file, keys, words)
+                elif not same_value(value, other, one.tolerance):
                     unlike = f"{_shown(place)} is {value!r}, but {other!r} is {one.what}"
                     differ.setdefault(keys[:1], []).append(unlike)
                     break
-        for one in given:
+        for one in given if not words else ():
             for keys, place, value in _values(one.document):
                 if _at(stated, place) is _ABSENT and _why_not_compared(file, keys) is None:
                     missing = f"{_shown(place)} is not there, but {value!r} is {one.what}"
@@ -113,9 +135,24 @@ class FolderCheck:
             self.findings.append(f"{file}: {first}" + (f", and {len(others)} more of it differ" if others else ""))
 
 
+def only_read() -> FolderCheck:
+    """Of a folder that was read, and of which nothing was computed again."""
+    files = (PRIVACY.name, METRICS.name, RESULT.name)
+    return FolderCheck(not_checked=dict.fromkeys(files, "nothing was computed again"))
+
+
 def as_read(document: object) -> object:
     """A document as it would be read back from a file."""
     return parse_json(json.dumps(document))
+
+
+def same_value(stated: object, given: object, tolerance: float = RELATIVE_TOLERANCE) -> bool:
+    """Whether two values are the same but for rounding; true is no number, and no number is a text."""
+    if isinstance(stated, bool) or isinstance(given, bool):
+        return stated is given
+    if isinstance(stated, int | float) and isinstance(given, int | float):
+        return stated == given or math.isclose(stated, given, rel_tol=tolerance)
+    return type(stated) is type(given) and stated == given
 
 
 def _why_not_compared(file: str, keys: tuple[str, ...]) -> tuple[tuple[str, ...], str] | None:

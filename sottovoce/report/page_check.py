@@ -1,4 +1,4 @@
-"""Where the files of a finished run contradict each other, its page among them."""
+"""Whether the page of a finished run shows what the files of its folder say."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sottovoce.auditing.folder_check import WORDS, FolderCheck, Given, as_read
-from sottovoce.errors import InputError
-from sottovoce.report.page import document, page
+from sottovoce.errors import InputError, shortened
+from sottovoce.report.page import document, made_by, page
 from sottovoce.report.plain_words import NOBODY_NAMED
+from sottovoce.run.folder_check import NOT_GIVEN, WORDS, FolderCheck, Given, as_read
 from sottovoce.run.layout import PAGE, RunFiles
-from sottovoce.run.privacy_document import contradictions, result_contradictions
 from sottovoce.run.run_documents import RunDocuments
 from sottovoce.support.files import read_bytes
 from sottovoce.support.text import parse_json
@@ -24,17 +23,11 @@ HERE = "<!-- data -->"
 """Stands where the data of a page is, once and in its place."""
 
 
-def contradictions_in(run: RunDocuments) -> list[str]:
-    """Each contradiction in a sentence."""
-    return [
-        *contradictions(run.experiment, run.privacy),
-        *result_contradictions(run.experiment, run.privacy, run.result, run.lines),
-        *check_page(run).findings,
-    ]
-
-
 def check_page(run: RunDocuments) -> FolderCheck:
-    """The run's own page, if it has one: whether it is what would be written about its files today."""
+    """The run's own page, if it has one: whether it is what would be written about its files today.
+
+    Another version words and draws it in another way: then figures are compared, and the rest is not checked.
+    """
     found = FolderCheck()
     try:
         text = read_bytes(RunFiles(run.folder).page).decode()
@@ -49,11 +42,14 @@ def check_page(run: RunDocuments) -> FolderCheck:
     except (ValueError, LookupError, TypeError):
         found.findings.append(f"{PAGE.name}: it is not a page of a run")
         return found
-    today = as_read({"left_out": 0, **document([about], title)})
-    found.compare(PAGE.name, stated, [Given("what the files of the run give", today)])
+    today, version = as_read({"left_out": 0, **document([about], title)}), stated.get("version")
+    other = "" if version == made_by() else f"made by version {shortened(str(version))}"
+    found.compare(PAGE.name, stated, [Given("what the files of the run give", today)], other or NOT_GIVEN, words=other)
     if about.experiment.about.contact != run.experiment.about.contact:
         found.leave_out(PAGE.name, ["contact"], WORDS)
-    if DATA.sub(HERE, text) != DATA.sub(HERE, page([about], title)):
+    if other:
+        found.leave_out(PAGE.name, ["text and scripts"], other)
+    elif DATA.sub(HERE, text) != DATA.sub(HERE, page([about], title)):
         found.findings.append(f"{PAGE.name}: its text or its scripts are not those of a page that sotto writes")
     return found
 
