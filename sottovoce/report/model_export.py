@@ -241,7 +241,8 @@ def _scores(found: FinalModel, *, told: bool) -> list[str]:
     rows = [[name, text.replace("|", "\\|")] for name, text in quality_rows(found.scores).items()]
     return [
         "\n".join(markdown_table(["figure", "value"], rows)),
-        "These are computed from held-out rows without noise, and no privacy figure covers them.",
+        "The run's `result.json` states these; the export did not compute them again. They are computed from held-out "
+        "rows without noise, and no privacy figure covers them.",
     ]
 
 

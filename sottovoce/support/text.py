@@ -43,17 +43,25 @@ def decode_text(content: bytes) -> str:
 def parse_json(
     text: str | bytes, parse_constant: Callable[[str], Any] | None = None, *, unique_keys: bool = False
 ) -> Any:
-    """A JSON document; whatever is wrong with the text is a `ValueError`, nesting without end too.
+    """A JSON document; whatever is wrong with the text is a `ValueError`, nesting without end too, and numbers beyond
+    all floats, which would be read as infinite.
 
     `parse_constant` is asked about NaN and Infinity. With `unique_keys` no table may have a key twice, of which readers
     would see another value each.
     """
     try:
         return json.loads(
-            text, parse_constant=parse_constant, object_pairs_hook=_with_unique_keys if unique_keys else None
-        )
+            text, parse_float=_finite_float, parse_constant=parse_constant,
+            object_pairs_hook=_with_unique_keys if unique_keys else None,
+        )  # fmt: skip
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _finite_float(text: str) -> float:
+    if math.isinf(found := float(text)):
+        raise ValueError(f"a number beyond all floats: {text[:20]}")
+    return found
 
 
 def _with_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -181,6 +181,8 @@ TYPES = {
     "text for a number": ("metrics.jsonl", '"consensus": 0.0', '"consensus": "0.0"'),
     "a key twice": ("result.json", '"seed": 0', '"seed": 1, "seed": 0'),
     "a key twice in a line": ("metrics.jsonl", '{"round": 0', '{"round": 3, "round": 0'),
+    "a number beyond all floats": ("attack.json", '"confidence": 0.95', '"confidence": 1e400'),
+    "another beyond all floats": ("metrics.jsonl", '"consensus": 0.0', '"consensus": 1e400'),
     "not a number": ("metrics.jsonl", '"consensus": 0.0', '"consensus": NaN'),
     "a key twice in the settings": ("config.json", '"seed": 0', '"seed": 1, "seed": 0'),
 }

@@ -348,7 +348,7 @@ def test_data_of_a_finished_run_is_asked_for(sotto, tmp_path, monkeypatch):
     assert sotto("attack runs/sent --data mine")[0] == 0
     assert sotto("audit runs/sent --data . --runs 0 --repetitions 100")[0] == 0
     code, _, err = sotto("compare runs/sent")
-    assert (code, "runs/sent: privacy.json (data.name of the run is the file" in err) == (0, True)
+    assert (code, "privacy.json (data.name of the run is the file" in err) == (0, True)
     assert sotto("compare runs/sent --data mine") == (0, *sotto("compare runs/sent --data mine")[1:])
 
 
