@@ -20,6 +20,7 @@ import secrets
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -44,9 +45,11 @@ from sottovoce.ledger.steps import Steps
 from sottovoce.report.page import write_page_of
 from sottovoce.run.build import build_accountant
 from sottovoce.run.fingerprint import origin
+from sottovoce.run.folder_check import FolderCheck
 from sottovoce.run.layout import RunFiles, public_settings
 from sottovoce.run.privacy_document import epsilon_in_line
 from sottovoce.run.privacy_report import PrivacyReport, listed, report_wanted, sigma_of
+from sottovoce.run.run_documents import read_doubted_run
 from sottovoce.run.run_ledger import planned_run
 from sottovoce.run.training_run import TrainingRun
 from sottovoce.support.config import AlgorithmChoice, Experiment
@@ -166,7 +169,7 @@ class Guard:
             "name": experiment.name, "seed": experiment.seed, **{key: stated[key] for key in shown}, "metrics": line,
             "seconds": round(seconds, 3), "folder": str(files.folder), "member": self.site,
         })  # fmt: skip
-        write_page_of(files.folder, again=False)
+        write_page_of(replace(read_doubted_run(files.folder), check=FolderCheck()), again=False)
         with self._lock:
             self._spending.settle(self._run_id)
         return files.page
@@ -258,6 +261,7 @@ class Guard:
     def _write_run(self) -> None:
         """The settings and the guarantees, as every run has them."""
         files, (experiment, run, report) = self._files, self._accounted
+        experiment = experiment.model_copy(update={"member": self.site})
         make_private_folder(files.folder)
         files.write_document(files.config, public_settings(experiment))
         files.write_document(files.privacy, report.document() | origin(experiment, run))

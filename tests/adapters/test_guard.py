@@ -8,7 +8,7 @@ import pytest
 from sottovoce import InputError, Unaccountable
 from sottovoce.adapters.guard import Guard
 from sottovoce.ledger.lineages import Budget
-from sottovoce.run.run_documents import read_runs
+from sottovoce.report.page import read_checked_runs
 
 AGREED = """
 name = "mammography"
@@ -101,7 +101,8 @@ def test_figures_are_those_of_account_and_ledger(agreement, tmp_path, sotto):
     (lineage,) = json.loads(sotto(f"ledger {tmp_path / 'hill' / 'ledger.db'} --json")[1])["lineages"]
     assert lineage["spent"] == stated.headline.epsilon
     (folder,) = (tmp_path / "hill" / "runs").iterdir()
-    (run,) = read_runs([folder])
+    (run,) = read_checked_runs([folder])
+    assert (run.member, run.check.findings) == ("Hill", [])
     assert (run.result["member"], run.privacy.headline.epsilon) == ("Hill", stated.headline.epsilon)
     assert (folder / "report.html").stat().st_size > 10_000
 
