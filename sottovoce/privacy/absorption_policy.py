@@ -8,9 +8,8 @@ a node absorbs until the next bit costs as much as it would further on. A *sweep
 the differences of the policy at hand, forth for what comes of it, and takes the best point between the two: both are
 policies, so every point between is one, and the cost there is a parabola.
 
-- `swept` policies are made of two sweeps, from the one that absorbs only what is heard. Far from the adversary, where
-  that is a poor start, many victims at the same distance start from a linear policy that they share, which absorbs the
-  same shares of the difference for each of them: it is made for all of them together.
+- `swept` policies are made of two sweeps, from the one that absorbs only what is heard; of up to eight where the cost
+  still falls.
 - `optimised` ones go on by accelerated projected gradients until the cost no longer falls.
 
 Every policy gives a valid bound, so it is sound to stop anywhere. Victims are independent of each other, so they are
@@ -49,10 +48,6 @@ SWEEPS, MOST_SWEEPS = 2, 8
 
 FALLING = 0.1
 """A `swept` policy still falls if its last sweep has lowered the cost by more than this share."""
-
-SHARED_HOPS, SHARED_BY, SHARED_SWEEPS = 3, 100, 4
-"""From so many hops before a heard node on, and for so many victims, policies start from a shared one of so many
-sweeps; nearer to it a victim's own noise matters, which cannot be shared."""
 
 ITERATIONS, CHECKED = 400, 10
 PROGRESS = 1e-5
@@ -131,22 +126,15 @@ def least_cost(
     T, N, V = len(rounds), len(rounds[0].fresh), len(victims)
     size = max(1, min(IN_CACHE // N, V if T * N * V <= ALONE else -(-V // BLOCKS)))
     ready, parts = _ready(rounds), [_taking_part(pattern, T) for pattern in scheme.patterns(T)]
-    starts = [
-        (members, [_shared_start(ready, part, victims[members]) if shared else None for part in parts])
-        for members, shared in _groups(rounds, victims, policy)
-    ]
     out, falling = np.full(V, np.inf), np.ones(V, dtype=bool)
     rooms: SimpleQueue[Array] = SimpleQueue()
     for _ in range(min(WORKERS, -(-V // size))):
         rooms.put(np.empty((5, T * N * size)))
 
-    def solve(sweeps: int, block: tuple[NDArray[np.intp], Sequence[list[Array] | None]]) -> int:
-        (some, start), room = block, rooms.get()
+    def solve(sweeps: int, some: NDArray[np.intp]) -> int:
+        room = rooms.get()
         try:
-            found = [
-                _Search(ready, part, victims[some], room).least(policy, sweeps, begin)
-                for part, begin in zip(parts, start, strict=True)
-            ]
+            found = [_Search(ready, part, victims[some], room).least(policy, sweeps) for part in parts]
         finally:
             rooms.put(room)  # or other threads would wait for it
         out[some] = np.minimum(out[some], np.max([cost for cost, _ in found], axis=0))
@@ -155,12 +143,8 @@ def least_cost(
 
     with ThreadPoolExecutor(WORKERS) as pool:
         for sweeps in (SWEEPS, MOST_SWEEPS)[policy is Policy.OPTIMISED :]:
-            blocks = [
-                (some, start)
-                for members, start in starts
-                for left in [members[falling[members]]]
-                for some in (left[first : first + size] for first in range(0, len(left), size))
-            ]
+            left = np.flatnonzero(falling)
+            blocks = [left[first : first + size] for first in range(0, len(left), size)]
             spread = pool.map if len(blocks) > 1 else map
             for done in spread(partial(solve, sweeps), blocks):
                 report_progress(done)
@@ -172,34 +156,6 @@ def _taking_part(pattern: NDArray[np.intp], rounds: int) -> NDArray[np.bool_]:
     part = np.zeros(rounds, dtype=bool)
     part[pattern] = True
     return part
-
-
-def _groups(
-    rounds: tuple[Coupling, ...], victims: NDArray[np.intp], policy: Policy
-) -> list[tuple[NDArray[np.intp], bool]]:
-    """Victims, by their place among all, and whether they start from a shared policy: by hops to a heard node where
-    there are many of them, far away; then all others."""
-    alone, found = np.ones(len(victims), dtype=bool), []
-    if policy is Policy.SWEPT and len(set(rounds)) == 1 and len(victims) >= SHARED_BY:
-        hops = _hops(rounds[0])[victims]
-        for count in range(SHARED_HOPS, int(hops.max()) + 1):
-            there = hops == count
-            if there.sum() >= SHARED_BY:
-                found.append((np.flatnonzero(there), True))
-                alone &= ~there
-    return [*found, (np.flatnonzero(alone), False)]
-
-
-def _hops(coupling: Coupling) -> NDArray[np.intp]:
-    """Transfers from each node to a heard one; 0 also where none leads there."""
-    hops = np.zeros(len(coupling.fresh), dtype=np.intp)
-    known, newest, count = coupling.must_absorb.copy(), coupling.must_absorb, 0
-    while newest.any():
-        hops[newest] = count
-        newest = (coupling.transfer_back @ newest.astype(float) > 0) & ~known
-        known |= newest
-        count += 1
-    return hops
 
 
 class _Step(NamedTuple):
@@ -256,33 +212,28 @@ class _Followed(NamedTuple):
 
 
 class _Search:
-    """Policies for some victims who take part in some rounds, each in a column of its own unless they share one.
+    """Policies for some victims who take part in some rounds.
 
     `room` is memory for two policies and an answer, which is never given back: new memory costs most.
     """
 
-    def __init__(
-        self, ready: _Ready, part: NDArray[np.bool_], victims: NDArray[np.intp], room: Array, *, shared: bool = False
-    ) -> None:
+    def __init__(self, ready: _Ready, part: NDArray[np.bool_], victims: NDArray[np.intp], room: Array) -> None:
         (self.steps, self.unit), self.part, self.victims = ready, part, victims
-        self.columns = np.zeros(len(victims), dtype=np.intp) if shared else np.arange(len(victims))
-        self.shape = len(self.steps), self.steps[0].transfer.shape[0], 1 if shared else len(victims)
+        self.shape = len(self.steps), self.steps[0].transfer.shape[0], len(victims)
         self._room = [one[: math.prod(self.shape)].reshape(self.shape) for one in room]
 
-    def least(self, policy: Policy, sweeps: int, start: list[Array] | None) -> tuple[Array, NDArray[np.bool_]]:
+    def least(self, policy: Policy, sweeps: int) -> tuple[Array, NDArray[np.bool_]]:
         """The least cost found for each victim, rounded up, and whose still falls; never above that of absorbing at
         once."""
         with np.errstate(over="ignore", invalid="ignore"):
             at_once = self._at_once()
-            cost, falls = self._swept_down(policy, sweeps, start, at_once)
+            cost, falls = self._swept_down(policy, sweeps, at_once)
             return np.minimum(_rounded_up(cost), at_once), falls
 
-    def _swept_down(
-        self, policy: Policy, sweeps: int, start: list[Array] | None, at_once: Array
-    ) -> tuple[Array, NDArray[np.bool_]]:
+    def _swept_down(self, policy: Policy, sweeps: int, at_once: Array) -> tuple[Array, NDArray[np.bool_]]:
         """Differences grow without bounds where sums are seen for thousands of rounds; what is no number is passed
         over."""
-        now = self.follow(_only_heard if start is None else lambda t, p: p * start[t], 0)
+        now = self.follow(lambda t, p: 0.0, 0)  # nothing is absorbed but what is heard
         before = best = np.fmin(at_once, self.cost(now))
         for sweep in range(sweeps):
             other = self.swept(now)
@@ -318,7 +269,7 @@ class _Search:
     def _enter_(self, p: Array, t: int) -> None:
         """Add what the victims' own changes make of the difference."""
         if self.part[t]:
-            np.add.at(p, (self.victims, self.columns), self.steps[t].takes[self.victims])
+            p[self.victims, np.arange(len(self.victims))] += self.steps[t].takes[self.victims]
 
     def swept(self, now: _Followed) -> _Followed:
         """What comes of the answer to a policy."""
@@ -394,19 +345,6 @@ class _Search:
         cost = ((1 - way) ** 2 * here + 2 * way * (1 - way) * along + way**2 * there) / self.unit**2
         return way, np.where(bare & other_bare, np.inf, cost)
 
-    def shares_after(self, sweeps: int) -> list[Array]:
-        """Which share of the difference each node absorbs in each round after so many sweeps."""
-        now = self.follow(_only_heard, 0)
-        for _ in range(sweeps):
-            other = self.swept(now)
-            _move_(now, other, self._between(now, other)[0])
-        shares = []
-        for step, carried, share in zip(self.steps, *now, strict=True):
-            absorbed = share * step.noise
-            whole = absorbed + carried
-            shares.append(np.divide(absorbed, whole, out=np.zeros_like(whole), where=whole > 0))
-        return shares
-
     def _descend(self, carried: Array, best: Array) -> Array:
         """Accelerated projected gradients on what is carried, from a policy on; the best cost of each victim."""
         bound, momentum, last = _steepest(self.steps), 1.0, best
@@ -426,20 +364,9 @@ class _Search:
         return best
 
 
-def _only_heard(_: int, p: Array) -> float:
-    """The policy that absorbs nothing but what is heard."""
-    return 0.0
-
-
 def _absorb_rest(carried: Array, t: int, p: Array) -> Array:
     """The policy that carries at most so much in each round."""
     return np.maximum(p - carried[t], 0.0)
-
-
-def _shared_start(ready: _Ready, part: NDArray[np.bool_], victims: NDArray[np.intp]) -> list[Array]:
-    """A linear policy, N x 1 in each round, that is made for all of these victims together."""
-    room = np.empty((5, len(ready.steps) * ready.steps[0].transfer.shape[0]))
-    return _Search(ready, part, victims, room, shared=True).shares_after(SHARED_SWEEPS)
 
 
 def _rounded_up(cost: Array) -> Array:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import NamedTuple, NotRequired, TypeAlias, TypedDict, TypeGuard
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from sottovoce.support.auditor_key import is_signed, sign
 from sottovoce.support.files import check_writable, explaining, irregular, open_to_append, read_text, write_text
 from sottovoce.support.limits import Cost, limits_are_lifted, limits_lifted
 from sottovoce.support.processes import signals_wait
-from sottovoce.support.text import JSON, from_json, is_number, parse_json, to_json
+from sottovoce.support.text import JSON, from_json, parse_json, to_json
 from sottovoce.support.threads import WORKERS, one_thread
 from sottovoce.tracing.linear_system import LinearSystem
 
@@ -59,23 +59,22 @@ def all_pairs(
 
     Row a, column u is what a learns about u; 0 where they are the same.
     `begin` is called with those attackers that are not in the store, before anything is computed or written. To
-    `bounds` are added the attackers whose rows are bounds; stored rows that do not say are among them.
+    `bounds` are added the attackers whose rows are bounds.
     """
     scheme.check(sum(bool(step.gradients) for step in system.steps))
     who = range(system.n) if attackers is None else attackers
     out, bounds = np.zeros((len(who), system.n)), set() if bounds is None else bounds
     title = _title(system, scheme, secure_sum)
-    lines = [] if store is None else _stored(store, title, system.n)
-    done = {line.attacker: line for line in lines}
+    done = {} if store is None else _stored(store, title)
     left = [place for place, attacker in enumerate(who) if attacker not in done]
     if begin is not None:
         begin([who[place] for place in left])
     if store is not None:
-        _prepare(store, title, lines)
+        _prepare(store, title, done)
     for place, attacker in enumerate(who):
         if attacker in done:
-            out[place] = done[attacker].mu
-            bounds |= {attacker} if done[attacker].is_bound else set()
+            out[place] = [from_json(mu) for mu in done[attacker]["mu"]]
+            bounds |= {attacker} if done[attacker]["figure"] == Figure.BOUND else set()
     lifted, kept = limits_are_lifted(), len(who) - len(left)
 
     def row(attacker: int) -> _Mus:
@@ -93,7 +92,9 @@ def all_pairs(
         with signals_wait(lambda: None):  # no line is cut short, and what is stored is told
             out[place], kept = found, kept + 1
             if store is not None:
-                _append(store, _signed_row(title, who[place], found, is_bound=who[place] in bounds))
+                _append(
+                    store, _signed_row(title, who[place], found, Figure.BOUND if who[place] in bounds else Figure.EXACT)
+                )
             if progress is not None:
                 progress(kept, len(who))
 
@@ -141,15 +142,6 @@ def sampled_attackers(n: int, count: int, seed: int) -> list[int]:
     return sorted(np.random.default_rng(seed).choice(n, count, replace=False).tolist())
 
 
-class _Row(TypedDict):
-    """A line of a store: what one attacker learns of each node."""
-
-    attacker: int
-    figure: NotRequired[str]
-    mu: list[float | str]
-    signature: str
-
-
 def _title(system: LinearSystem, scheme: Participation, secure_sum: bool) -> dict[str, JSON]:
     """What figures depend on, by content: the step matrices themselves."""
     digest = hashlib.blake2b(digest_size=16)
@@ -174,36 +166,25 @@ def _title(system: LinearSystem, scheme: Participation, secure_sum: bool) -> dic
     }
 
 
-class _StoredRow(NamedTuple):
-    """A row that is there already, its line, and whether it may be a bound."""
-
-    attacker: int
-    mu: NDArray[np.float64]
-    line: str
-    is_bound: bool
-
-
-def _stored(store: Path, title: dict[str, JSON], n: int) -> list[_StoredRow]:
-    """Rows that are there already; lines that were cut short, or that nobody here has signed, are none."""
-    text, found = _text(store), []
+def _stored(store: Path, title: dict[str, JSON]) -> dict[int, Any]:
+    """Rows that are there already, by attacker; lines that were cut short, or that nobody here has signed, are none."""
+    text, found = _text(store), {}
     if text:
         first, *lines = text.splitlines()
         _same(store, _read(first), title)
         for line in lines:
             row = _read(line)
-            if _is_row(row, n) and is_signed(_content(title, row), row["signature"]):
-                values = np.array([from_json(mu) for mu in row["mu"]])
-                found.append(_StoredRow(row["attacker"], values, line, row.get("figure") != Figure.EXACT))
+            if _is_ours(title, row):
+                found[row["attacker"]] = row
     return found
 
 
-def _prepare(store: Path, title: dict[str, JSON], rows: Sequence[_StoredRow]) -> None:
-    """Make the store begin with its title and hold these rows only; one that does already is left alone."""
-    text = _text(store)
-    if not text:
-        _append(store, title)
-    elif text.count("\n") != 1 + len(rows) or not text.endswith("\n"):
-        write_text(store, "".join(line + "\n" for line in (text.splitlines()[0], *(row.line for row in rows))))
+def _prepare(store: Path, title: dict[str, JSON], rows: Mapping[int, object]) -> None:
+    """Make the store begin with its title and hold these rows only."""
+    text = "".join(json.dumps(line) + "\n" for line in (title, *rows.values()))
+    if text != _text(store):
+        with explaining(store, *STORE):
+            write_text(store, text, private=True)
 
 
 def _text(store: Path) -> str:
@@ -226,32 +207,27 @@ def _same(store: Path, found: object, title: dict[str, JSON]) -> None:
     )
 
 
-def _is_row(row: object, n: int) -> TypeGuard[_Row]:
-    if not isinstance(row, dict) or not isinstance(row.get("signature"), str):
-        return False
-    if not isinstance(row.get("attacker"), int) or not 0 <= row["attacker"] < n:
-        return False
-    values = row.get("mu")
-    return isinstance(values, list) and len(values) == n and all(is_number(value) for value in values)
-
-
-def _signed_row(
-    title: Mapping[str, JSON], attacker: int, found: NDArray[np.float64], *, is_bound: bool
-) -> dict[str, JSON]:
-    figure = Figure.BOUND if is_bound else Figure.EXACT
+def _signed_row(title: Mapping[str, JSON], attacker: int, mus: _Mus, figure: Figure) -> dict[str, JSON]:
     row: dict[str, JSON] = {
-        "attacker": attacker, "figure": figure.value, "mu": [to_json(mu) for mu in found.tolist()]
+        "attacker": attacker, "figure": figure.value, "mu": [to_json(mu) for mu in mus.tolist()]
     }  # fmt: skip
     return row | {"signature": sign(_content(title, row))}
 
 
+def _is_ours(title: Mapping[str, JSON], row: Any) -> bool:
+    """Whether this user has signed a row of this system; then it is as `_signed_row` made it."""
+    try:
+        return is_signed(_content(title, row), row["signature"])
+    except (TypeError, KeyError, AttributeError):
+        return False
+
+
 def _content(title: Mapping[str, JSON], row: Mapping[str, object]) -> bytes:
     """What is signed: a row, and what it belongs to."""
-    figure = [row["figure"]] if "figure" in row else []
-    return f"all pairs {json.dumps([title, row['attacker'], row['mu'], *figure])}".encode()
+    return f"all pairs {json.dumps([title, row['attacker'], row['mu'], row['figure']])}".encode()
 
 
-def _read(line: str) -> object:
+def _read(line: str) -> Any:
     try:
         return parse_json(line)
     except ValueError:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.privacy.exact.deflation import Entering, Left
+from sottovoce.privacy.exact.deflation import BasisSize, Entering, Left
 from sottovoce.privacy.observation import Observation, observe, with_own_messages
 from sottovoce.privacy.reactions import SMALLEST, gossips_once, open_by_steps, reaching_gradients, smallest_weight
 from sottovoce.privacy.views import View, ViewKind
@@ -84,23 +84,11 @@ def _by_steps(observation: Observation) -> Closedness | None:
 
 
 def _is_affordable(observation: Observation) -> bool:
-    """Whether the check over all rounds is begun: by what it holds at once, and how many multiplications it takes.
-
-    Noise that is independent from round to round is turned (`Entering`), so that its columns do not grow with T. Those
-    of gradients do: X state, P observations of a round, Z and G columns of noise and gradients.
-    """
-    X, Z = observation.steps[0].observed.state.shape[1], observation.sources
-    P = max(step.observed.state.shape[0] for step in observation.distinct_steps)
-    T, G = len(observation.steps), len(observation.victims) * observation.gradient_rounds
-    K = min(observation.rows, Z)
-    if (K + 2 * X) * Z <= SMALL:
+    """Whether the check over all rounds is begun: by what it holds at once, and how many multiplications it takes."""
+    sources, size = observation.sources, BasisSize.of(observation)
+    if (min(observation.rows, sources) + 2 * observation.state) * sources <= SMALL:
         return True
-    if observation.system.correlation is not None:
-        entries, multiplications = (K + 2.0 * X) * Z, T * P * (2.0 * K + 4 * P + 2 * X) * Z
-    else:
-        Z = X + max(step.observed.noise.shape[1] for step in observation.distinct_steps)
-        entries, multiplications = (2.0 * X + 3 * P) * (Z + G), T * P * (6.0 * P * Z + (P + 2.0 * X) * G / 2)
-    return entries <= ENTRIES and multiplications <= MULTIPLICATIONS
+    return size.entries <= ENTRIES and size.multiplications <= MULTIPLICATIONS
 
 
 @one_thread()
@@ -108,7 +96,7 @@ def _unrolled(observation: Observation) -> Closedness:
     """The rules on what is left of every query point when all that was seen before it is taken out."""
     V, T = len(observation.victims), observation.gradient_rounds
     reaching = reaching_gradients(observation)
-    inputs = Entering(observation, turned=observation.system.correlation is None)
+    inputs = Entering(observation)
     unknown = inputs.unknown
     number, only_user = 0, False
     for round, (step, (seen_new, out_new)) in enumerate(zip(observation.steps, inputs, strict=True)):

@@ -7,14 +7,24 @@ of a node that had dropped out in the last round.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 from scipy import sparse
 
 from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.final_models import FinalModels
-from sottovoce.privacy.spanned_rows import spanned
+from sottovoce.core.sparsity import columns_touched, rows_touching
+from sottovoce.privacy.row_space import PRIMES, SIMPLE, Echelon, Exact, Modulo, dense, meant, random_prime
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.support.memo import once_for_each
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
+
+ROUNDING = 2.0**-50
+"""Of a sum of products of stored weights, rounding leaves at most this share of its terms."""
+
+ELIMINATIONS = 5e8
+"""Multiplications modulo a prime up to which it is decided by elimination: some seconds."""
 
 
 def covered_final_models(system: LinearSystem, view: View) -> FinalModels:
@@ -88,3 +98,63 @@ def _messages(step: StepMatrices, first: int) -> list[sparse.csr_array]:
 def _of_inputs(step: StepMatrices, rows: sparse.csr_array, first: int) -> sparse.csr_array:
     """Rows of a round over its inputs, without the `first` of state, gradients and noise."""
     return sparse.csr_array(sparse.hstack(step.split(rows)[first:], format="csr"))
+
+
+def spanned(rows: sparse.csr_array, by: Sequence[sparse.csr_array]) -> bool:
+    """Whether all `rows` are combinations of those of `by`: by structure, whatever the size of noise.
+
+    Rows of one of `by` are taken out by columns that they alone have, and what is left of an entry is nothing if
+    rounding of the terms of that very entry may leave as much. Where that is not enough, and weights are simple
+    fractions, elimination modulo primes decides. What neither shows is not shown: the answer is no.
+
+    >>> sent = sparse.csr_array([[1 / 3, 1e6, 0.0], [1.0, 0.0, 2e6]])
+    >>> spanned(sparse.csr_array([[4 / 3, 1e6, 2e6]]), [sent]), spanned(sparse.csr_array([[1.0, 1e6, 2e6]]), [sent])
+    (True, False)
+    """
+    rows, *by = map(_without_zeros, (rows, *by))
+    every = sparse.vstack(by, format="csr")
+    if rows_touching(rows, ~columns_touched(every)).any():
+        return False
+    return any(_spanned_by_own_columns(rows, others) for others in by) or _spanned_exactly(rows, every)
+
+
+def _without_zeros(rows: sparse.csr_array) -> sparse.csr_array:
+    found = rows.copy()
+    found.eliminate_zeros()
+    return found
+
+
+def _spanned_by_own_columns(left: sparse.csr_array, others: sparse.csr_array) -> bool:
+    terms = abs(left)
+    while others.shape[0]:
+        single = np.bincount(others.indices, minlength=others.shape[1]) == 1
+        row = np.repeat(np.arange(others.shape[0]), np.diff(others.indptr))
+        alone = single[others.indices]
+        which, first = np.unique(row[alone], return_index=True)
+        if not which.size:
+            break
+        own, values = others.indices[alone][first], others.data[alone][first]
+        factors = sparse.csr_array(left.tocsc()[:, own] @ sparse.diags_array(1 / values))
+        taken = others[which]
+        left, terms = left - factors @ taken, terms + abs(factors) @ abs(taken)
+        others = others[np.setdiff1d(np.arange(others.shape[0]), which)]
+    over = abs(left) - ROUNDING * terms
+    return not over.nnz or float(over.max()) <= 0
+
+
+def _spanned_exactly(rows: sparse.csr_array, by: sparse.csr_array) -> bool:
+    """Columns stand for inputs in units of their own, so each is measured by its own largest entry."""
+    both = sparse.vstack([by, rows], format="csr")
+    if float(both.shape[0]) ** 2 * both.shape[1] > ELIMINATIONS:
+        return False
+    both.data /= abs(both).max(axis=0).toarray().ravel()[both.indices]
+    whole = Exact.near(both, meant)
+    if any(value.denominator > SIMPLE for value in whole.values):
+        return False
+    for _ in range(PRIMES):
+        modulo = Modulo(random_prime())
+        echelon, residues = Echelon(modulo, both.shape[1]), dense(modulo, whole)
+        echelon.add(residues[: by.shape[0]])
+        if echelon.add(residues[by.shape[0] :]):
+            return False
+    return True

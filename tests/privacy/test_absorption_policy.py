@@ -70,19 +70,6 @@ def test_policies_are_never_below_the_least_cost_and_close_to_it(name):
             assert oracle * (1 - 1e-6) - 1e-12 <= cost <= oracle * (1 + near) + 1e-9, (victim, policy)
 
 
-def test_a_shared_start_is_a_policy_like_others(monkeypatch):
-    """Victims far away that start from a policy of their group are as near to the least cost as others."""
-    net = metropolis("regular:60,d=3,seed=1")
-    rounds, victims = rounds_of(net, views.node(0), 12), np.arange(1, 60)
-    best, alone = (least_cost(rounds, victims, EVERY, policy) for policy in (Policy.OPTIMISED, Policy.SWEPT))
-    monkeypatch.setattr(absorption_policy, "SHARED_BY", 5)
-    monkeypatch.setattr(absorption_policy, "SHARED_HOPS", 2)
-    shared = least_cost(rounds, victims, EVERY, Policy.SWEPT)
-    assert not np.array_equal(shared, alone)
-    assert (shared >= best * (1 - 1e-3)).all()
-    assert (shared <= best * 1.03).all()
-
-
 def test_blocks_of_victims_do_not_change_their_figures(monkeypatch):
     rounds, victims = rounds_of(metropolis("grid:4x5"), views.node(0), 6), np.arange(1, 20)
     whole = least_cost(rounds, victims, EVERY, Policy.SWEPT)

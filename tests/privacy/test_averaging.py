@@ -16,7 +16,7 @@ import pytest
 
 from sottovoce import account, algorithm, metropolis, random_edges, trace
 from sottovoce.core.topologies import Topology, dropout, fresh_erdos_renyi, from_matrix, uniform
-from sottovoce.privacy.exact import row_space
+from sottovoce.privacy import row_space
 from sottovoce.privacy.exact.averaging import AveragingLoss, averaging_loss
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.views import parse_view, with_final_models

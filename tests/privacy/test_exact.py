@@ -27,7 +27,7 @@ from sottovoce.core.participation import parse_participation
 from sottovoce.core.random_streams import NoiseKey
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.exact import gram as gram_route
-from sottovoce.privacy.exact import routes, stationary, whitening
+from sottovoce.privacy.exact import routes, whitening
 from sottovoce.privacy.exact.conjugate import conjugate
 from sottovoce.privacy.exact.deflation import Deflated, deflated
 from sottovoce.privacy.exact.elimination import eliminate_known_messages, without_implied_models
@@ -308,46 +308,11 @@ def test_routes_by_size_and_little_memory(monkeypatch, net):
         np.testing.assert_allclose(routes.losses(view_of), plain, atol=near)
 
 
-def _settled(view_of, monkeypatch):
-    """M by the whitening of the last round, with no exact route to fall back upon; groups of victims, all kept."""
-    monkeypatch.setattr(gram_route, "CHEAP", 0)
-    monkeypatch.setattr(gram_route, "losses", None)
-    return np.concatenate([M for _, M in list(routes.gram(view_of))])
-
-
-LONG = [
-    ("dp-d-sgd", metropolis("regular:60,d=3,seed=1"), views.node(0), 40),
-    ("dp-d-sgd", metropolis("ring:40"), views.coalition(0, 11), 30),
-    ("zip-dl", metropolis("path:20"), views.node(3), 20),
-]
-
-
-@pytest.mark.parametrize("directions", [40, 1024])
-@pytest.mark.parametrize(("name", "net", "view", "rounds"), LONG, ids=lambda part: str(getattr(part, "name", part)))
-def test_one_whitening_for_all_rounds_is_never_below_the_truth_and_hardly_above(
-    name, net, view, rounds, directions, monkeypatch
-):
-    view_of = seen(name, net, view, rounds)
-    truth = dense(view_of)
-    monkeypatch.setattr(stationary, "DIRECTIONS", directions)
-    monkeypatch.setattr(stationary, "AT_ONCE", 12 * rounds**2)
-    for eta in (stationary.ETA, 1e-3):
-        monkeypatch.setattr(stationary, "ETA", eta)
-        M = _settled(view_of, monkeypatch)
-        for ours, exactly in zip(M, truth, strict=True):
-            above = np.linalg.eigvalsh(ours - exactly)
-            assert above[0] >= -1e-11 * np.trace(exactly)
-            assert above[-1] <= 1.01 * eta * np.linalg.eigvalsh(exactly)[-1]
-        if eta < 1e-3:
-            np.testing.assert_allclose(worst_case(M, EVERY, rounds), worst_case(truth, EVERY, rounds), rtol=1.6e-5)
-
-
-@pytest.mark.parametrize("route", ["gram", "settled", "kalman", "conjugate", "deflated", "correlated"])
+@pytest.mark.parametrize("route", ["gram", "kalman", "conjugate", "deflated", "correlated"])
 def test_every_route_tells_how_far_it_is_before_the_first_victims_are_done(route, monkeypatch):
     """All victims are often found together, in minutes."""
     name = "anti-pgd" if route == "correlated" else "dp-d-sgd"
     view_of = seen(name, metropolis("regular:60,d=3,seed=1"), views.node(0), 40)
-    monkeypatch.setattr(gram_route, "CHEAP", 0 if route == "settled" else 1e300)
     monkeypatch.setattr(whitening, "IN_CACHE", 12)
     monkeypatch.setattr(whitening, "RESPONSES", 5e4)
     groups = {"kalman": kalman, "conjugate": conjugate, "deflated": lambda one: iter([deflated(one)])}
@@ -388,27 +353,6 @@ def test_a_view_is_given_back_when_its_loss_is_known():
         del view_of
         gc.collect()
         assert alive() is None
-
-
-def test_what_one_whitening_lacks_is_proven_or_refused(monkeypatch):
-    view_of = seen(*LONG[0])
-    factor = whitening.cholesky_(gram_route.covariance(view_of, gram_route.effects(view_of, gradients=False)))
-    last = np.linalg.inv(factor)[-3:]
-    E, C = stationary.lacks(factor, last), stationary.toeplitz(last)
-    np.testing.assert_allclose(E, C @ factor @ factor.T @ C.T, atol=1e-12)
-    Y = stationary.lacking(factor, last, 0.0)
-    slack = (1 + stationary.ETA) * (np.eye(len(E)) + Y @ Y.T) - np.linalg.inv(E)
-    assert np.linalg.eigvalsh(slack)[0] > 0
-    assert np.linalg.eigvalsh(np.eye(len(E)) - np.linalg.inv(E))[0] < -0.01
-
-    def too_few(E_RR):
-        sizes, directions = np.linalg.eigh(E_RR)
-        return 1 - sizes[1:], directions[:, 1:]
-
-    monkeypatch.setattr(stationary, "_leading", too_few)
-    assert stationary.lacking(factor, last, 0.0) is None
-    monkeypatch.setattr(gram_route, "CHEAP", 0)
-    np.testing.assert_allclose(whole(view_of, routes.gram(view_of)), dense(view_of), atol=1e-10)
 
 
 @pytest.mark.parametrize("net", [metropolis("ring:12"), dropout("ring:12", rate=0.3, seed=5)], ids=str)

@@ -7,8 +7,7 @@ import pytest
 from scipy import sparse
 
 from sottovoce import account, algorithm, from_matrix, metropolis, trace
-from sottovoce.privacy.final_models import models_follow_from_messages
-from sottovoce.privacy.spanned_rows import spanned
+from sottovoce.privacy.final_models import models_follow_from_messages, spanned
 
 SIGMAS = 10.0 ** np.arange(-6, 10)
 

@@ -13,8 +13,8 @@ from sottovoce.core.participation import parse_participation
 from sottovoce.privacy.closedness import closedness
 from sottovoce.privacy.exact import routes
 from sottovoce.privacy.exact.rank import exact_rank
-from sottovoce.privacy.exact.row_space import Exact, Modulo, dense, random_prime, times
 from sottovoce.privacy.observation import observe
+from sottovoce.privacy.row_space import Exact, Modulo, dense, random_prime, times
 
 EVERY = parse_participation("every")
 

@@ -9,8 +9,9 @@ from sottovoce import account, algorithm, dropout, metropolis, trace, views
 from sottovoce.core.participation import parse_participation
 from sottovoce.core.topologies import weigh
 from sottovoce.privacy.exact import routes, whitening
-from sottovoce.privacy.exact.elimination import _adds_up, separated
+from sottovoce.privacy.exact.deflation import noise_cancels_in_average
 from sottovoce.privacy.exact.whitening import Singular
+from sottovoce.privacy.guarantee import Figure
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.worst_case import worst_case
 from tests.privacy.losses import dense, whole
@@ -112,7 +113,7 @@ def _losses_with_pair_noise(net, rounds, members, sigma_pair):
 @pytest.mark.parametrize("sigma_pair", [3.0, 1e3, 1e6, 1e7])
 @pytest.mark.parametrize("changes", [False, True])
 def test_pair_noise_that_cancels_in_the_average_counts_nowhere_on_larger_graphs(changes, sigma_pair):
-    """The filter, which larger coalitions take, knew it by its squares: figures were down to a tenth of the loss."""
+    """Who knows noise by its squares alone takes rounding for noise: figures were down to a tenth of the loss."""
     graph, rounds = "regular:80,d=10,seed=0", 12
     net = dropout(graph, rate=0.2, seed=2, announced=True) if changes else metropolis(graph)
     system = trace(algorithm("decor", sigma=1.0, sigma_pair=sigma_pair), net, rounds=rounds)
@@ -120,20 +121,17 @@ def test_pair_noise_that_cancels_in_the_average_counts_nowhere_on_larger_graphs(
     M_VTT = _losses_with_pair_noise(net, rounds, [0, 5, 9], sigma_pair)
     every = parse_participation("every")
     oracle = worst_case(M_VTT, every, rounds)
-    by_filter = whole(seen, whitening.kalman(separated(seen).observation))
-    for found in (routes.squared(seen, every), worst_case(by_filter, every, rounds)):
-        assert (found >= oracle * (1 - 1e-9)).all()
-        np.testing.assert_allclose(found, oracle, rtol=1e-9 + 1e-12 * sigma_pair)
+    found = routes.exact_loss(seen, every)
+    assert found.figure is Figure.EXACT
+    assert (found.squares >= oracle * (1 - 1e-9)).all()
+    np.testing.assert_allclose(found.squares, oracle, rtol=1e-9 + 1e-12 * sigma_pair)
 
 
-def test_an_average_of_which_little_cancels_is_left_as_it_is():
+def test_an_average_into_which_all_noise_goes_with_one_sign_takes_the_usual_route():
     for name, settings in (("dp-d-sgd", {}), ("decor", {"sigma_pair": 3.0})):
-        system = trace(algorithm(name, sigma=1.0, **settings), metropolis("ring:80"), rounds=4)
+        system = trace(algorithm(name, sigma=1.0, **settings), metropolis("ring:30"), rounds=4)
         seen = observe(system, views.with_final_models(views.node(0), "average"))
-        found = separated(seen)
-        assert found.observation is seen
-        assert 1 <= found.factor < 1 + 1e-11
-        assert _adds_up(seen) == (name == "dp-d-sgd")
+        assert noise_cancels_in_average(seen) == (name == "decor")
 
 
 def test_patterns_of_rounds_that_are_not_heard_do_not_hide_others():

@@ -25,7 +25,7 @@ from sottovoce.core.participation import parse_participation
 from sottovoce.privacy import closedness as closedness_module
 from sottovoce.privacy import covering_views
 from sottovoce.privacy.closedness import closedness
-from sottovoce.privacy.exact import routes
+from sottovoce.privacy.exact import deflation, routes
 from sottovoce.privacy.exact.deflation import Entering
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.observation import observe
@@ -208,6 +208,16 @@ def test_open_views_say_whose_reaction_breaks_them(case):
     assert reason in status.reason
 
 
+class Remembering(Entering):
+    """The noise of all rounds, none of it forgotten."""
+
+    def __init__(self, observation):
+        super().__init__(observation)
+        self.turned = False
+        self._Z, self._G = observation.sources, len(observation.victims) * observation.gradient_rounds
+        self.unknown = deflation.Unknown(*self._nothing(observation.steps[0].observed.state.shape[1]))
+
+
 @pytest.mark.parametrize(
     ("name", "net", "adversary"),
     [
@@ -222,9 +232,14 @@ def test_open_views_say_whose_reaction_breaks_them(case):
 def test_forgetting_what_was_seen_decides_as_remembering_it_does(monkeypatch, name, net, adversary):
     """Over many rounds: what is left of a state is compared with all that was seen, and with the last round alone."""
     system = trace(algorithm(name, sigma=1.0), net, rounds=25)
-    found = closedness(system, adversary)
-    monkeypatch.setattr(closedness_module, "Entering", lambda observation, turned: Entering(observation))
+    seen = observe(system, adversary)
+    found, losses = closedness(system, adversary), deflation.deflated(seen)
+    monkeypatch.setattr(closedness_module, "Entering", Remembering)
+    monkeypatch.setattr(deflation, "Entering", Remembering)
     assert closedness(system, adversary) == found
+    remembered = deflation.deflated(seen)
+    np.testing.assert_allclose(losses.losses, remembered.losses, rtol=1e-9, atol=1e-10)
+    assert losses[1:] == remembered[1:]
 
 
 def test_large_views_are_closed_by_their_step_matrices():

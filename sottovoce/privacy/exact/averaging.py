@@ -30,9 +30,8 @@ from scipy import sparse
 
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.sparsity import columns_touched
-from sottovoce.privacy.exact.row_space import Block, Exact, TooLarge, projector_bounds
 from sottovoce.privacy.observation import Observation, selected_messages
-from sottovoce.privacy.spanned_rows import SIMPLE, meant
+from sottovoce.privacy.row_space import SIMPLE, Block, Exact, TooLarge, meant, projector_bounds
 from sottovoce.privacy.views import View
 from sottovoce.support.memo import once_for_each
 from sottovoce.support.threads import one_thread

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from scipy import linalg, sparse
 
 from sottovoce.core.correlation import groups_of
-from sottovoce.core.sparsity import columns_touched, submatrix
+from sottovoce.core.final_models import FinalModels
+from sottovoce.core.sparsity import columns_touched, last_row, submatrix
 from sottovoce.privacy.exact.rank import rank_of_gossip
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep, reduced_inputs, selected_messages
 from sottovoce.support.memo import once_for_each
@@ -141,15 +142,16 @@ class Left(NamedTuple):
 class Entering:
     """What joins each round, over independent noise and all gradients: for what is seen, and for the state.
 
-    `unknown` is the state, which these columns are meant for. If it is `turned` between rounds, the columns are what is
-    left of earlier noise and a round's own sources, so that later rounds take no longer.
+    `unknown` is the state, which these columns are meant for. Where noise is independent from round to round it is
+    `turned` between rounds: columns are what is left of earlier noise and a round's own sources, so that later rounds
+    take no longer.
     """
 
-    def __init__(self, observation: Observation, *, turned: bool = False) -> None:
-        self._seen, self._turned = observation, turned
-        self._Z = 0 if turned else observation.sources
-        self._G = 0 if turned else len(observation.victims) * observation.gradient_rounds
+    def __init__(self, observation: Observation) -> None:
         correlation = observation.system.correlation
+        self.turned, self._seen = correlation is None, observation
+        self._Z = 0 if self.turned else observation.sources
+        self._G = 0 if self.turned else len(observation.victims) * observation.gradient_rounds
         self._correlated: list[tuple[Array, NDArray[np.intp]]] = []
         if correlation is not None:
             groups = groups_of(correlation, observation.steps[0].noise_columns)
@@ -164,7 +166,7 @@ class Entering:
         g = z = 0
         for t, step in enumerate(self._seen.steps):
             S, V = step.observed.noise.shape[1], step.observed.gradient.shape[1]
-            if self._turned:
+            if self.turned:
                 self.unknown.turn(S, V)
                 self._Z, self._G = self.unknown.noise.shape[1], self.unknown.gradient.shape[1]
                 z = self._Z - S
@@ -196,17 +198,38 @@ class Deflated(NamedTuple):
 @one_thread()
 def deflated(observation: Observation) -> Deflated:
     """M by the basis. Dense: small systems."""
-    V, T = len(observation.victims), observation.gradient_rounds
-    inputs = Entering(observation)
+    V, T, steps = len(observation.victims), observation.gradient_rounds, observation.steps
+    inputs, M_VTT, rank = Entering(observation), np.zeros((V, T, T)), 0
     unknown = inputs.unknown
-    expect_work(T)
-    for step, (seen_new, out_new) in zip(observation.steps, inputs, strict=True):
+    expect_work(len(steps))
+    for round, (step, (seen_new, out_new)) in enumerate(zip(steps, inputs, strict=True), start=1):
         unknown.move(step.out.state, *out_new, unknown.see(step.observed.state, *seen_new))
+        if inputs.turned or round == len(steps):
+            begun, rank = unknown.white.shape[1] // V, rank + len(unknown.white)
+            white_KTV = unknown.white.reshape(-1, begun, V)
+            M_VTT[:, :begun, :begun] += np.einsum("ksv,ktv->vst", white_KTV, white_KTV, optimize=True)
         report_work(1)
-    white_KTV = unknown.white.reshape(-1, T, V)
-    M_VTT = np.einsum("ksv,ktv->vst", white_KTV, white_KTV)
     M_VTT[unknown.uncovered.reshape(T, V).any(axis=0)] = np.inf
-    return Deflated(M_VTT * (1 + COVERED * unknown.doubt), len(unknown.white), unknown.doubt < CLEAR)
+    return Deflated(M_VTT * (1 + COVERED * unknown.doubt), rank, unknown.doubt < CLEAR)
+
+
+class BasisSize(NamedTuple):
+    """What a basis of the noise of all rounds takes: entries that are held at once, and multiplications."""
+
+    entries: float
+    multiplications: float
+
+    @classmethod
+    def of(cls, observation: Observation) -> BasisSize:
+        """X state, P observations of a round, Z and G columns of noise and gradients, K directions."""
+        each, T = observation.distinct_steps, len(observation.steps)
+        X, P = observation.state, max(step.observed.state.shape[0] for step in each)
+        G, Z = len(observation.victims) * observation.gradient_rounds, observation.sources
+        if observation.system.correlation is not None:
+            K = min(observation.rows, Z)
+            return cls((K + 2.0 * X) * Z, T * P * (2.0 * K + 4 * P + 2 * X) * Z)
+        Z = X + max(step.observed.noise.shape[1] for step in each)
+        return cls((2.0 * X + 3 * P) * (Z + G), T * P * (6.0 * P * Z + (P + 2.0 * X) * G / 2))
 
 
 # --- several gossip steps per gradient -----------------------------------------------------------------------------
@@ -257,3 +280,49 @@ def _is_gossip(whole: StepMatrices) -> bool:
         if others and np.ptp(others) > ROUNDING * np.max(np.abs(others)):
             return False
     return True
+
+
+# --- the average of the final models -------------------------------------------------------------------------------
+
+NO_NOISE = 1e-24
+"""Share of the variance of terms, none of them cancelling, below which what is left of them is rounding."""
+
+
+@once_for_each
+def noise_cancels_in_average(observation: Observation) -> bool:
+    """Whether noise may cancel in the average of the final models: unless all of it goes in with one sign.
+
+    Noise that neighbours share adds to one model what it takes from another, so none of it is in the average. In sums
+    over models that are far apart only rounding is left of it, beside noise that may be a million times smaller and is
+    all that protects the average. Routes that know squares of noise cannot tell the two apart.
+    """
+    steps, system = observation.steps, observation.system
+    if system.final_models is not FinalModels.AVERAGE or system.correlation is not None or len(steps) < 2:
+        return False
+    shown, each = steps[-1].observed, dict.fromkeys(steps[:-1])
+    if not shown.state.shape[0]:
+        return False
+    noise = [last_row(shown.noise), *(step.out.noise.data for step in each)]
+    carried = [last_row(shown.state), *(step.out.state.data for step in each)]
+    same = all((part >= 0).all() for part in noise) or all((part <= 0).all() for part in noise)
+    return not (same and all((part >= 0).all() for part in carried))
+
+
+def average_has_no_noise(observation: Observation) -> bool:
+    """Whether all noise cancels in the average of the final models: what rounding leaves of it protects nobody.
+
+    Squared coefficients of noise before the last round are summed as they are, and as they would be if none cancelled,
+    until what is left is certain not to be rounding.
+    """
+    if not noise_cancels_in_average(observation):
+        return False
+    state, _, noise = map(last_row, observation.steps[-1].observed)
+    left, sizes = float(noise @ noise), np.abs(state)
+    terms = left
+    for step in observation.steps[-2::-1]:
+        left += float(np.sum((state @ step.out.noise) ** 2))
+        terms += float(np.sum((sizes @ abs(step.out.noise)) ** 2))
+        if left > NO_NOISE * terms:
+            return False
+        state, sizes = state @ step.out.state, sizes @ abs(step.out.state)
+    return terms > 0

@@ -13,7 +13,6 @@ from scipy import sparse
 
 from sottovoce.core.correlation import Correlation, groups_of
 from sottovoce.privacy.exact import whitening
-from sottovoce.privacy.exact.stationary import settled
 from sottovoce.privacy.exact.whitening import (
     Array,
     Groups,
@@ -30,15 +29,12 @@ from sottovoce.support.progress import expect_work, report_work
 from sottovoce.support.threads import chunks
 from sottovoce.tracing.linear_system import map_equal_steps
 
-CHEAP = 3e9
-"""Multiplications that exact passes back in time may take, where one whitening could serve all rounds."""
-
 Columns = list[list[Array]]
 """For each round, what its inputs do to the observations of that round and of each later one."""
 
 
 def gram(observation: Observation) -> Groups:
-    """M from the covariance of all observations; where one whitening serves all rounds, a little above M."""
+    """M from the covariance of all observations."""
     expect_work(4)
     few = are_few(observation)
     columns, at = effects(observation, gradients=few), starts(observation.steps)
@@ -49,12 +45,6 @@ def gram(observation: Observation) -> Groups:
     factor = cholesky_(G_RR[np.ix_(alive, alive)])
     report_work(1)
     rounding = rounding_error(factor)
-    if alive.all() and not few and settles(observation):
-        del columns, G_RR
-        groups = settled(observation, factor, rounding)
-        if groups is not None:
-            yield from groups
-            return
     inverse_RR = np.zeros((len(alive),) * 2)
     inverse_RR[np.ix_(alive, alive)] = inverse_factor(factor)
     report_work(1)
@@ -71,19 +61,6 @@ def are_few(observation: Observation) -> bool:
     """Whether the signals of the victims, whitened one by one, cost less than going back in time for all of them."""
     signals = observation.rows * len(observation.victims)
     return signals < observation.links and signals * observation.gradient_rounds < whitening.RESPONSES
-
-
-def settles(observation: Observation) -> bool:
-    """Whether all rounds are alike, and a pass back in time for each observation would cost more than one whitening."""
-    steps, rows = observation.steps, observation.rows
-    if (
-        len(observation.distinct_steps) > 1
-        or not steps[0].takes_gradients
-        or observation.system.correlation is not None
-    ):
-        return False
-    passes = len(steps) * (10 * observation.links + len(steps) * len(observation.victims) / 3)
-    return max(CHEAP, rows**3) < rows * passes
 
 
 def effects(observation: Observation, *, gradients: bool) -> Columns:

@@ -27,9 +27,18 @@ from sottovoce.core.noise import Noise, NoiseTerm
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.sparsity import submatrix
 from sottovoce.errors import Unaccountable
-from sottovoce.privacy.exact.row_space import Echelon, Exact, Integers, Modulo, dense, random_prime, times
 from sottovoce.privacy.observation import Observation, known_of, selected_messages
-from sottovoce.privacy.spanned_rows import SIMPLE, meant
+from sottovoce.privacy.row_space import (
+    SIMPLE,
+    Echelon,
+    Exact,
+    Integers,
+    Modulo,
+    dense,
+    meant,
+    random_prime,
+    times,
+)
 from sottovoce.privacy.views import View
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, TracedMessages, map_equal_steps
 from sottovoce.tracing.round_maps import Combination, RoundMaps

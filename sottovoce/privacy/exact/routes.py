@@ -10,8 +10,7 @@ worst change. Routes to the same numbers:
 | `conjugate` | conjugate gradients, victim by victim | beyond both |
 | `deflated` | an orthonormal basis of the noise, which decides about rank | where the others find none |
 
-In long runs of equal rounds `gram` takes one whitening for all of them (`stationary`), whose M is up to five parts in a
-million too large. Noise is poorer than what is said where it is averaged or masked.
+Noise is poorer than what is said where it is averaged or masked.
 
 Shapes: V victims, T gradient rounds, R observations, S noise sources, X state.
 """
@@ -30,16 +29,18 @@ from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.exact.averaging import averaging_loss
 from sottovoce.privacy.exact.conjugate import conjugate
-from sottovoce.privacy.exact.deflation import UNCOVERED, Deflated, deflated
-from sottovoce.privacy.exact.elimination import (
+from sottovoce.privacy.exact.deflation import (
+    UNCOVERED,
+    BasisSize,
+    Deflated,
     average_has_no_noise,
-    eliminate_known_messages,
-    separated,
-    without_implied_models,
+    deflated,
+    noise_cancels_in_average,
+    well_conditioned,
 )
+from sottovoce.privacy.exact.elimination import eliminate_known_messages, without_implied_models
 from sottovoce.privacy.exact.gram import gram
 from sottovoce.privacy.exact.rank import Rank, exact_rank, seen_without_noise
-from sottovoce.privacy.exact.stationary import DIRECTIONS
 from sottovoce.privacy.exact.whitening import Array, Groups, Singular, kalman, reached
 from sottovoce.privacy.guarantee import Figure
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients, matrices_given_noisy_gradients
@@ -108,8 +109,7 @@ def _by_matrices(observation: Observation, scheme: Participation) -> Loss:
         return Loss(scheme.largest_sum(direct), Figure.EXACT)
     if view is not None:
         check_cost(f"the exact loss of {observation.view}", _cost(view.observation, scheme), LESS)
-    published = observation.view.final_models is not FinalModels.NONE and not (view is not None and view.apart)
-    cancels = published or _shares_noise(observation)
+    cancels = observation.view.final_models is not FinalModels.NONE or _shares_noise(observation)
     for group, M_VTT, is_exact in _matrices(observation, view):
         found, covered = np.full(len(M_VTT), np.inf), np.isfinite(M_VTT).all(axis=(1, 2))
         if covered.any():
@@ -152,8 +152,7 @@ def _cost(observation: Observation, scheme: Participation) -> Cost:
     elif route is kalman:
         memory, work = X**2 + R * (X + R / T) / 3, R * (2 * X**2 + R * X) + 4 * SPARSE * T * links * X + passes
     else:
-        settled = 3 * R**3 + 4 * R**2 * DIRECTIONS + 7.0 * V * T**2 * (R / T + DIRECTIONS / 2)
-        memory, work = 5 / 3 * R**2, min(R**3 + passes, settled) + R * (SPARSE * links + R * observation.sources / T)
+        memory, work = 5 / 3 * R**2, R**3 + passes + R * (SPARSE * links + R * observation.sources / T)
     return Cost(memory=24 * memory + min(24.0 * V * G**2, 24.0 * G**2 + 4e9), seconds=(work + search) / MULTIPLICATIONS)
 
 
@@ -260,21 +259,17 @@ def _largest_noise(observation: Observation) -> float:
 
 
 class _Reduced(NamedTuple):
-    """A view without what follows from earlier messages; what has to be added to the diagonal of every M of that, and
-    then by how much it may be larger; and whether the average of the final models stands `apart` in it."""
+    """A view without what follows from earlier messages, and what is added to the diagonal of every M of that."""
 
     observation: Observation
     direct: Array
-    factor: float
-    apart: bool
 
 
 def _reduced(observation: Observation) -> _Reduced | None:
-    """None where a route has to be taken that knows noise itself, not its squares."""
-    view = separated(observation)
-    if np.isinf(view.factor):
+    """None where only a route will do that knows noise itself, not its squares."""
+    if noise_cancels_in_average(observation):
         return None
-    return _Reduced(*eliminate_known_messages(view.observation), view.factor, view.apart)
+    return _Reduced(*eliminate_known_messages(well_conditioned(observation)))
 
 
 def _matrices(observation: Observation, view: _Reduced | None) -> Iterator[tuple[slice, Array, bool]]:
@@ -283,7 +278,6 @@ def _matrices(observation: Observation, view: _Reduced | None) -> Iterator[tuple
         try:  # what is singular shows before the first group
             for group, M_VTT in _by_route(view.observation):
                 np.einsum("vtt->vt", M_VTT)[:] += view.direct[group, None]
-                M_VTT *= view.factor
                 yield group, M_VTT, True
             return
         except Singular:
@@ -316,17 +310,16 @@ def _deflated(observation: Observation) -> tuple[Array, bool]:
     else all noisy gradients, which tell no less, stand for the view, and M is not exact.
     """
     whole = observe(observation.system, observation.view)
-    view = separated(whole)
-    T, n, Z = len(whole.steps), len(whole.victims), float(whole.sources)
-    work = whole.rows**2 * (2 * Z + T * n) + 100 * T * (Z + T * n) * whole.state
-    cost = Cost(memory=80 * whole.state * (Z + T * n), seconds=work / MULTIPLICATIONS)
+    n, size = len(whole.victims), BasisSize.of(whole)
+    memory = 16 * size.entries + 16.0 * n * whole.gradient_rounds**2
+    cost = Cost(memory=memory, seconds=size.multiplications / MULTIPLICATIONS)
     check_cost(f"a basis of all noise that reaches {whole.view}", cost, LESS)
-    found = deflated(view.observation)
-    exact = _rank_of(view.observation if view.apart else whole, found)
+    found = deflated(well_conditioned(whole))
+    exact = _rank_of(whole, found)
     if exact is None:
         M_VTT = _matrices_of_noisy_gradients(whole)
     else:
-        M_VTT = found.losses * (view.factor if view.apart else 1.0)
+        M_VTT = found.losses
         M_VTT[exact.uncovered.reshape(-1, n).any(axis=0)] = np.inf
     return M_VTT[np.searchsorted(whole.victims, observation.victims)], exact is not None
 
