@@ -42,7 +42,7 @@ def view_words() -> list[str]:
     """How views begin."""
     from sottovoce.privacy.views import FORMS
 
-    return [f"{form.word}:{form.prefix}" if form.operands else form.word for form in FORMS]
+    return [form.head for form in FORMS]
 
 
 SPEC = "e.g. ring:30, erdos-renyi:100,p=0.2,seed=1, file:edges.txt.gz"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.participation import Participation, parse_adjacency, parse_participation
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.absorption_policy import Policy
 from sottovoce.privacy.assumptions import Assumption, at_other_noise
-from sottovoce.privacy.covering_views import Coverage, as_sums, coalitions, coverage, covering_views
-from sottovoce.privacy.guarantee import KINDS, Guarantee, Kind, guarantee_documents, parse_kind
+from sottovoce.privacy.covering_views import Coverage, as_sums, coalitions, coverage, covering_views, knows_everything
+from sottovoce.privacy.gaussian_dp import epsilons_of
+from sottovoce.privacy.guarantee import KINDS, Figure, Guarantee, Kind, guarantee_documents, parse_kind, weakest
 from sottovoce.privacy.kind_bounds import KindBounds, Terms
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.rounding import round_up
@@ -25,10 +26,6 @@ from sottovoce.tracing.noise_scaling import ROUNDING as NOISE_ROUNDING
 
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm
-from typing import TypedDict
-
-from sottovoce.privacy.gaussian_dp import epsilons_of
-from sottovoce.privacy.guarantee import weakest
 
 IN_TURN = (Kind.AS_PUBLISHED, Kind.ANY_TRAINING, Kind.FIXED_STREAMS, Kind.CONVEX_TRAINING)
 """The order in which kinds are computed: what takes longest comes last."""
@@ -266,7 +263,8 @@ def _account_for_coalitions(
     for one in coalitions(view, system):
         others = None if victims is None else [victim for victim in victims if victim not in one.members]
         if others != []:
-            accounts.append(_account_for(system, one, terms, asked, others))
+            found = _account_for(system, one, terms, asked, others)
+            accounts.append(_as_bounds(found) if knows_everything(one, system) else found)
     if not accounts:
         raise InputError(f"view {view}", "each such coalition contains all the victims", "name more victims")
     refusals = dict.fromkeys(refusal for found in accounts for refusal in found.refusals)
@@ -275,6 +273,12 @@ def _account_for_coalitions(
         kinds=tuple(kinds), coverage=coverage([view], system),
     )  # fmt: skip
     return _with_worst_headline(found, accounts)
+
+
+def _as_bounds(found: Account) -> Account:
+    """Of the adversaries that it stands for: none of them learns more."""
+    bounds = tuple(replace(one, figure=Figure.BOUND) for one in found.guarantees)
+    return replace(found, guarantees=bounds, headline=replace(found.headline, figure=Figure.BOUND))
 
 
 def _worst_guarantees(accounts: Sequence[Account]) -> Iterator[Guarantee]:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations
+from typing import NamedTuple
 
 from sottovoce.core.final_models import FinalModels, parse_final_models
 from sottovoce.errors import InputError, Unaccountable
@@ -80,7 +81,7 @@ class View:
             )
 
     def __str__(self) -> str:
-        return _written(self)
+        return _adversary(self) + _suffix(self.final_models)
 
     def check(self, n: int) -> None:
         """Refuse nodes that are not there."""
@@ -153,40 +154,23 @@ Operands = list[tuple[int, ...]]
 """What stands between commas: nodes as tuples of one number, edges as tuples of two."""
 
 
-@dataclass(frozen=True)
-class ViewForm:
-    """One way to write a view: a word, or a word, a colon and operands of the given pattern, after a prefix.
+class ViewForm(NamedTuple):
+    """One way to write a view: how it begins, what follows, with letters for nodes and as a pattern, and the view."""
 
-    `build` makes the view from the operands.
-    """
-
-    word: str
+    head: str
     operands: str
     pattern: str
     build: Callable[[Operands], View]
-    prefix: str = ""
-
-    @property
-    def example(self) -> str:
-        """How it is written, with letters for nodes."""
-        return f"{self.word}:{self.prefix}{self.operands}" if self.operands else self.word
-
-    def matches(self, word: str, colon: str, rest: str) -> bool:
-        """Whether a text of these parts is written in this way."""
-        return (
-            word == self.word
-            and bool(colon) == bool(self.operands)
-            and rest.startswith(self.prefix)
-            and re.fullmatch(self.pattern, rest.removeprefix(self.prefix)) is not None
-        )
 
 
 EVERYONE = ViewForm("everyone", "", "", lambda _: everyone())
-NODE = ViewForm("node", "A", NAME, lambda nodes: node(nodes[0][0]))
-COALITION = ViewForm("coalition", "A,B", f"{NAME}(,{NAME})*", lambda nodes: coalition(*(number for (number,) in nodes)))
-ANY_COALITION = ViewForm("coalition", "K", "[0-9]+", lambda sizes: any_coalition(sizes[0][0]), prefix="any-")
+NODE = ViewForm("node:", "A", NAME, lambda nodes: node(nodes[0][0]))
+COALITION = ViewForm(
+    "coalition:", "A,B", f"{NAME}(,{NAME})*", lambda nodes: coalition(*(number for (number,) in nodes))
+)
+ANY_COALITION = ViewForm("coalition:any-", "K", "[0-9]+", lambda sizes: any_coalition(sizes[0][0]))
 EAVESDROPPER = ViewForm(
-    "eavesdropper", "A>B", f"{NAME}>{NAME}(,{NAME}>{NAME})*", lambda edges: eavesdropper(*((a, b) for a, b in edges))
+    "eavesdropper:", "A>B", f"{NAME}>{NAME}(,{NAME}>{NAME})*", lambda edges: eavesdropper(*((a, b) for a, b in edges))
 )
 
 FORMS = (EVERYONE, NODE, ANY_COALITION, COALITION, EAVESDROPPER)
@@ -199,14 +183,15 @@ def parse_view(spec: str | View, *, labels: Sequence[str] | None = None, secure_
     """
     if isinstance(spec, View):
         return spec
-    word, colon, rest = spec.partition(":") if isinstance(spec, str) else ("", "", "")
-    form = next((form for form in FORMS if form.matches(word, colon, rest)), None)
-    if form is None:
-        known = ", ".join(form.example for form in FORMS)
-        raise InputError(f"view {spec!r:.60}", f"known: {known}", "write node:0, for example")
-    operands = [item.split(">") for item in rest.removeprefix(form.prefix).split(",")] if rest else []
-    view = form.build([tuple(node_number(name, labels) for name in names) for names in operands])
-    return replace(view, secure_sum=secure_sum)
+    text = spec if isinstance(spec, str) else ""
+    for form in FORMS:
+        rest = text.removeprefix(form.head)
+        if text.startswith(form.head) and re.fullmatch(form.pattern, rest):
+            operands = [item.split(">") for item in rest.split(",")] if rest else []
+            view = form.build([tuple(node_number(name, labels) for name in names) for names in operands])
+            return replace(view, secure_sum=secure_sum)
+    known = ", ".join(form.head + form.operands for form in FORMS)
+    raise InputError(f"view {spec!r:.60}", f"known: {known}", "write node:0, for example")
 
 
 def node_number(name: str, labels: Sequence[str] | None = None) -> int:
@@ -252,7 +237,7 @@ def read_view(text: str) -> View:
     for which in (FinalModels.AVERAGE, FinalModels.ALL):
         if text.endswith(_suffix(which)):
             return replace(read_view(text.removesuffix(_suffix(which))), final_models=which)
-    found = re.fullmatch(rf"{EVERYONE.word} {WITH_SECRETS} (?:(\d+) nodes|(\d+(?:,\d+)*))", text)
+    found = re.fullmatch(rf"{EVERYONE.head} {WITH_SECRETS} (?:(\d+) nodes|(\d+(?:,\d+)*))", text)
     if found is None:
         return parse_view(text)
     count, listed = found.groups()
@@ -265,18 +250,14 @@ def _suffix(which: FinalModels) -> str:
     return "" if which is FinalModels.NONE else f" and {which.noun}"
 
 
-def _written(view: View) -> str:
-    return _adversary(view) + _suffix(view.final_models)
-
-
 def _adversary(view: View) -> str:
     if view.kind is ViewKind.EVERYONE:
         nodes = view.secrets_of
         listed = f"{len(nodes)} nodes" if len(nodes) > LISTED else ",".join(map(str, nodes))
-        return f"{EVERYONE.word} {WITH_SECRETS} {listed}" if nodes else EVERYONE.word
+        return f"{EVERYONE.head} {WITH_SECRETS} {listed}" if nodes else EVERYONE.head
     if view.kind is ViewKind.EAVESDROPPER:
-        return f"{EAVESDROPPER.word}:{','.join(f'{sender}>{receiver}' for sender, receiver in view.edges)}"
+        return EAVESDROPPER.head + ",".join(f"{sender}>{receiver}" for sender, receiver in view.edges)
     if view.kind is ViewKind.ANY_COALITION:
-        return f"{ANY_COALITION.word}:{ANY_COALITION.prefix}{view.size}"
+        return f"{ANY_COALITION.head}{view.size}"
     form = NODE if len(view.members) == 1 else COALITION
-    return f"{form.word}:{','.join(map(str, view.members))}"
+    return form.head + ",".join(map(str, view.members))

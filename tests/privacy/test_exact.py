@@ -380,13 +380,17 @@ def test_conjugate_gradients_end_above_the_truth_wherever_they_stop(case, monkey
         assert name in ("zip-dl", "dp2sgd")  # noise is shared by messages, or travels with the state only
         return
     assert least <= np.linalg.eigvalsh(B @ B.T)[0] * (1 + 1e-9)
-    for steps in (1, 3, 1000):
-        monkeypatch.setattr(conjugate, "STEPS", steps)
+    for enough in (1e3, 1.0, conjugate.ENOUGH):
+        monkeypatch.setattr(conjugate, "ENOUGH", enough)
         found = whole(view_of, conjugate.conjugate(view_of))
         lowest = np.linalg.eigvalsh(found - truth)[:, 0]
         assert (lowest >= -1e-9).all()
         assert (worst_case(found, EVERY, found.shape[1]) >= worst_case(truth, EVERY, found.shape[1]) * (1 - 1e-5)).all()
     np.testing.assert_allclose(found, truth, atol=1e-5)
+    monkeypatch.setattr(conjugate, "STEPS", 0)
+    if truth.any():
+        with pytest.raises(Unaccountable, match="did not come near it"):
+            list(conjugate.conjugate(view_of))
 
 
 @pytest.mark.parametrize("case", rest_slow(IDENTITY))

@@ -27,6 +27,7 @@ from sottovoce.privacy import covering_views
 from sottovoce.privacy.closedness import closedness
 from sottovoce.privacy.exact import deflation, routes
 from sottovoce.privacy.exact.deflation import Entering
+from sottovoce.privacy.guarantee import Figure
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.views import View, ViewKind, coalition, node, parse_view, read_view, with_final_models
@@ -335,6 +336,7 @@ def test_more_coalitions_than_can_be_asked_are_bounded_by_whoever_knows_everythi
     exact = account(system, "coalition:any-2")
     monkeypatch.setattr(covering_views, "COALITIONS", 10)
     bound = account(system, "coalition:any-2")
+    assert {one.figure for one in (*bound.guarantees, bound.headline)} == {Figure.BOUND}, "of those that it stands for"
     assert bound.mu >= exact.mu * (1 - 1e-9)
     assert str(bound.headline.view) == "everyone with the secrets of 0,1,2,3,4,5"
     assert bound.coverage == covering_views.Coverage(everyone=True, colluders=None)

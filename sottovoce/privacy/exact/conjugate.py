@@ -5,7 +5,7 @@ no matrix. Where the solution W leaves a residual R,
 
     M  <=  W^T A + R^T W + R^T R / lambda      (in the order of semidefinite matrices),
 
-with lambda below the smallest eigenvalue of G: the figure is from above, wherever the iteration stopped.
+with lambda below the smallest eigenvalue of G: the figure is from above, and near.
 
 Shapes: T rounds, R observations, S noise sources, X state, C columns solved for together.
 """
@@ -94,7 +94,7 @@ def _back(observation: Observation, W_RC: Array) -> list[Array]:
 
 
 def _solve(observation: Observation, A_RC: Array, least: float) -> Array:
-    """Conjugate gradients, each column by itself, until the residuals can add no more than `ENOUGH`.
+    """Conjugate gradients, each column by itself, until the residuals can add no more than `ENOUGH`; else refused.
 
     How far they are is told by the logarithm of how many times too large residuals are: that falls about evenly.
     """
@@ -111,15 +111,18 @@ def _solve(observation: Observation, A_RC: Array, least: float) -> Array:
         after = np.einsum("rc,rc->c", left, left)
         rest, enough = after.sum() / least, ENOUGH * np.einsum("rc,rc->", W, A_RC)
         if rest <= enough:
-            break
+            report_work(1 - done)
+            return W
         far = float(np.log(min(rest / enough, LARGEST) if enough > 0 else LARGEST))
         most = max(most, far)
         report_work(max(0.0, 1 - far / most - done))
         done = max(done, 1 - far / most)
         direction = left + np.where(going, after / np.where(going, size, 1.0), 0.0) * direction
         size = after
-    report_work(1 - done)
-    return W
+    raise Unaccountable(
+        f"the exact loss of {observation.view}: {STEPS:,} steps of conjugate gradients did not come near it, as where "
+        "sizes of noise are far apart; take fewer rounds or a smaller graph"
+    )
 
 
 def least_eigenvalue(observation: Observation) -> float:
