@@ -88,7 +88,7 @@ DRAWN = {
 }  # fmt: skip
 
 
-@settings(QUICK, max_examples=60)
+@settings(QUICK, max_examples=40)
 @given(**DRAWN)
 def test_no_lower_value_is_above_an_upper_bound(**drawn):
     no_lower_value_is_above_an_upper_bound(**drawn)

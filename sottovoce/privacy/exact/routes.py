@@ -311,7 +311,7 @@ def _deflated(observation: Observation) -> tuple[Array, bool]:
     """
     whole = observe(observation.system, observation.view)
     n, size = len(whole.victims), BasisSize.of(whole)
-    memory = 16 * size.entries + 16.0 * n * whole.gradient_rounds**2
+    memory = 32 * size.entries + 16.0 * n * whole.gradient_rounds**2
     cost = Cost(memory=memory, seconds=size.multiplications / MULTIPLICATIONS)
     check_cost(f"a basis of all noise that reaches {whole.view}", cost, LESS)
     found = deflated(well_conditioned(whole))
