@@ -11,7 +11,19 @@ from typer import Argument, Context, Option
 
 from sottovoce._version import __version__
 from sottovoce.cli.app import app
-from sottovoce.cli.figures import (
+from sottovoce.cli.options import (
+    Code,
+    Json,
+    Setting,
+    Yes,
+    offering,
+    options_given,
+    refuse_given,
+    settings_document,
+    with_options,
+)
+from sottovoce.cli.output import answer, facts, print_sentence, print_sentences, show, verbosity
+from sottovoce.cli.printed_figures import (
     account_words,
     declared_nodes,
     headline_words,
@@ -23,18 +35,6 @@ from sottovoce.cli.figures import (
     sampled_words,
     table_words,
 )
-from sottovoce.cli.options import (
-    Code,
-    Json,
-    Setting,
-    Yes,
-    offering,
-    options_given,
-    refuse_given,
-    settings_document,
-    with_setting,
-)
-from sottovoce.cli.output import answer, facts, print_sentence, print_sentences, show, verbosity
 from sottovoce.cli.progress import Activity, activity, progress_kept, telling_when_stopped
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up, sigma_text
@@ -66,7 +66,7 @@ Kinds = Annotated[
 
 
 @app.command("account")
-@with_setting
+@with_options
 def account_(
     setting: Setting,
     context: Context,
@@ -287,7 +287,7 @@ def _done_of(work: Activity) -> str:
 
 
 @app.command("calibrate")
-@with_setting
+@with_options
 def calibrate_(
     setting: Setting,
     epsilon: Annotated[float, Option(help="Target epsilon of the headline.")],
@@ -301,7 +301,7 @@ def calibrate_(
     from sottovoce.privacy.calibration import Target, calibrated_system
 
     with activity(f"reading {setting.graph}"):
-        net = setting.chosen[1]
+        net = setting.topology
     with (
         activity(f"calibrating {setting.algorithm} on {net.name}") as work,
         telling_when_stopped(lambda: _done_of(work)),

@@ -8,9 +8,9 @@ from typer import Argument, Option
 
 from sottovoce._version import __version__
 from sottovoce.cli.app import app
-from sottovoce.cli.figures import changed_data
 from sottovoce.cli.options import Delta, Json, check_one_form
 from sottovoce.cli.output import Table, answer, print_line, print_note, print_sentence, print_sentences, show
+from sottovoce.cli.printed_figures import joint_data
 from sottovoce.privacy.rounding import round_down, round_up
 from sottovoce.support.text import table_text
 
@@ -143,7 +143,7 @@ def _words(lineage: "Lineage", delta: float, file: Path) -> list[str]:
         lines.append(f"Budget: {lineage.budget}; {left}{further}.")
     if len(lineage.runs) > 1:
         lines.append(f"Of several runs, {lineage.counted.rule}; the total is not the sum of their epsilons.")
-        lines.append(changed_data(lineage.adjacency, lineage.counted.change))
+        lines.append(joint_data(lineage.adjacency, lineage.counted.change))
     if lineage.covers.colluders is not None:
         lines.append(f"Totals hold {lineage.covers}.")
     if any(run.state == "stopped" and not run.planned.refundable for run in lineage.runs):

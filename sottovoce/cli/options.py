@@ -48,9 +48,6 @@ def view_words() -> list[str]:
 SPEC = "e.g. ring:30, erdos-renyi:100,p=0.2,seed=1, file:edges.txt.gz"
 KINDS_OF_WEIGHTS = "metropolis, max-degree, uniform, push or rotating"
 
-ROUNDS, ADJACENCY = 100, "user"
-"""The defaults of every command that has these options: all data of a node is protected, the stronger promise."""
-
 
 def _lift_limits(context: Context, yes: bool) -> bool:
     from sottovoce.support.limits import limits_lifted
@@ -151,43 +148,8 @@ def refuse_given(options: Mapping[str, object], rule: str, remedy: str, *, besid
 
 
 Weights = Annotated[str, Option(help=f"{KINDS_OF_WEIGHTS}.", autocompletion=offering("core.topologies:WEIGHTS"))]
-SuitedWeights = Annotated[
-    str | None,
-    Option(
-        "--weights",
-        help=f"{KINDS_OF_WEIGHTS}; default: what the algorithm needs.",
-        autocompletion=offering("core.topologies:WEIGHTS"),
-    ),
-]
 GraphSpec = Annotated[str, Option("--graph", help=SPEC, autocompletion=offering("core.graphs:kinds"))]
 GraphName = Annotated[str, Argument(help=SPEC, autocompletion=offering("core.graphs:kinds"))]
-Rounds = Annotated[int, Option(min=1, max=10**7, help="Number of rounds; for averaging, of gossip steps.")]
-ViewSpec = Annotated[
-    str,
-    Option(
-        "--view",
-        help="everyone, node:A, coalition:A,B, coalition:any-K (the worst one) or eavesdropper:A>B; by number or name.",
-        autocompletion=offering("cli.options:view_words"),
-    ),
-]
-AndFinalModels = Annotated[
-    str,
-    Option(
-        "--and-final-models",
-        help="average or all: the adversary also sees the models after the last round.",
-        autocompletion=offering("core.final_models:FinalModels"),
-    ),
-]
-AdjacencySpec = Annotated[
-    str,
-    Option(
-        help="What is protected: user (all data of a node) or record.",
-        autocompletion=offering("core.adjacency:Adjacency"),
-    ),
-]
-Convex = Annotated[
-    bool, Option("--convex", help="Local steps are non-expansive, so convex-training may be the headline.")
-]
 Delta = Annotated[float, Option(help="Delta of (epsilon, delta)-DP.")]
 Part = Annotated[
     str,
@@ -198,14 +160,58 @@ Part = Annotated[
         "cyclic-poisson:SHARExB.",
     ),
 ]
-RECORDS = "Number of records of each node, which is public: 80 for all, or 17,24,126 for three nodes."
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What is accounted for."""
+class Asked:
+    """What is asked about: a graph, an adversary, what is protected, and for how many rounds."""
 
     graph: GraphSpec = ""
+    rounds: Annotated[int, Option(min=1, max=10**7, help="Number of rounds; for averaging, of gossip steps.")] = 100
+    view: Annotated[
+        str,
+        Option(
+            help="everyone, node:A, coalition:A,B, coalition:any-K (the worst one) or eavesdropper:A>B; by number or "
+            "name.",
+            autocompletion=offering("cli.options:view_words"),
+        ),
+    ] = "everyone"
+    and_final_models: Annotated[
+        str,
+        Option(
+            help="average or all: the adversary also sees the models after the last round.",
+            autocompletion=offering("core.final_models:FinalModels"),
+        ),
+    ] = "none"
+    weights: Annotated[
+        str | None,
+        Option(
+            help=f"{KINDS_OF_WEIGHTS}; default: what the algorithm needs.",
+            autocompletion=offering("core.topologies:WEIGHTS"),
+        ),
+    ] = None
+    convex: Annotated[
+        bool, Option("--convex", help="Local steps are non-expansive, so convex-training may be the headline.")
+    ] = False
+    adjacency: Annotated[
+        str,
+        Option(
+            help="What is protected: user (all data of a node, the stronger promise) or record.",
+            autocompletion=offering("core.adjacency:Adjacency"),
+        ),
+    ] = "user"
+    participation: Part = "every"
+    records: Annotated[
+        str | None,
+        Option(help="Number of records of each node, which is public: 80 for all, or 17,24,126 for three nodes."),
+    ] = None
+    delta: Delta = 1e-5
+
+
+@dataclass(frozen=True)
+class Setting(Asked):
+    """What is accounted for."""
+
     algorithm: Annotated[
         str,
         Option(
@@ -214,20 +220,11 @@ class Setting:
             autocompletion=offering("algorithms.registry:algorithm_names"),
         ),
     ] = "dp-d-sgd"
-    rounds: Rounds = ROUNDS
-    view: ViewSpec = "everyone"
-    and_final_models: AndFinalModels = "none"
     victim: Annotated[list[str] | None, Option(help="Only about this node; may be repeated.")] = None
     within: Annotated[
         int | None, Option(min=1, help="Only about nodes at most this many hops from those of the view.")
     ] = None
-    weights: SuitedWeights = None
     secure_sum: Annotated[bool, Option("--secure-sum", help="Receivers learn only sums of what they receive.")] = False
-    convex: Convex = False
-    adjacency: AdjacencySpec = ADJACENCY
-    participation: Part = "every"
-    records: Annotated[str | None, Option(help=RECORDS)] = None
-    delta: Delta = 1e-5
     seed: Annotated[int, Option(min=0, help="Seed for random topologies.")] = 0
     chebyshev: Annotated[bool, Option("--chebyshev", help="muffliato: accelerated gossip.")] = False
     randomized: Annotated[bool, Option("--randomized", help="One random edge per gossip step.")] = False
@@ -259,16 +256,22 @@ class Setting:
             return algorithm_spec(self.algorithm)
 
     @functools.cached_property
-    def chosen(self) -> "tuple[Callable[[float], Algorithm], Topology]":
-        """The algorithm, given sigma, and the topology."""
-        from sottovoce.core.grid import with_exact_noise
+    def topology(self) -> "Topology":
+        """The graph with the weights that the algorithm needs."""
         from sottovoce.core.topologies import random_edges, weigh, weights_for
 
         if not self.graph:
             raise InputError(
                 "no --graph", "messages travel along the edges of a graph", "add --graph ring:30, for example"
             )
-        spec = self.spec
+        net = weigh(self.graph, weights_for(self.spec.requires, self.weights))
+        return random_edges(net, seed=self.seed) if self.randomized else net
+
+    def algorithm_at(self, sigma: float) -> "Algorithm":
+        """The algorithm with noise of this size, as options and what follows from them set it."""
+        from sottovoce.core.grid import with_exact_noise
+
+        spec, declared, scheme = self.spec, self.declared, self.scheme
         named = {
             "chebyshev": self.chebyshev or None,
             **picked(self, "gossip_steps", "compression", "correlation", "sigma_pair", "classes"),
@@ -284,20 +287,14 @@ class Setting:
             option = "--" + lacking.replace("_", "-")
             value = spec.shown_value(lacking) or "FILE"
             raise InputError(f"{self.algorithm} without {option}", "it needs that setting", f"add {option} {value}")
-        net = weigh(self.graph, weights_for(spec.requires, self.weights))
-        declared = self._declared(net.n)
-        scheme = self.participation if declared is None else str(declared.participation.within(self.rounds))
-        given |= spec.from_run(given, rounds=self.rounds, participation=scheme, colluders=self.colluders)
+        given |= spec.from_run(given, rounds=self.rounds, participation=str(scheme), colluders=self.colluders)
         if declared is not None and spec.setting("sensitivity") is not None:
             given["sensitivity"] = declared.sensitivity
+        return with_exact_noise(spec.build_at(sigma, given), self.topology)
 
-        def build(sigma: float) -> "Algorithm":
-            return with_exact_noise(spec.build_at(sigma, given), net)
-
-        return build, random_edges(net, seed=self.seed) if self.randomized else net
-
-    def _declared(self, nodes: int) -> "DeclaredRecords | None":
-        """The records of so many nodes, where their number or how they are drawn is given."""
+    @functools.cached_property
+    def declared(self) -> "DeclaredRecords | None":
+        """The records that nodes declare; None where neither their number nor how they are drawn is given."""
         from sottovoce.core.participation import draws_by_chance
 
         by_chance = draws_by_chance(self.participation)
@@ -311,12 +308,7 @@ class Setting:
                 "if all data of a node changes, it shows in every round", "add --adjacency record",
             )  # fmt: skip
         records = [fewest_records(self.participation)] if self.records is None else parse_records(self.records)
-        return declare_records(self.participation, nodes=nodes, records=records, adjacency=self.adjacency)
-
-    @functools.cached_property
-    def declared(self) -> "DeclaredRecords | None":
-        """The records that nodes declare; None where nothing is said of them."""
-        return self._declared(self.chosen[1].n)
+        return declare_records(self.participation, nodes=self.topology.n, records=records, adjacency=self.adjacency)
 
     @property
     def sampled_nodes(self) -> "SampledNodes | None":
@@ -339,8 +331,7 @@ class Setting:
         """What runs, traced."""
         from sottovoce.tracing.policy import trace_possible
 
-        build, net = self.chosen
-        return trace_possible(build(sigma), net, rounds=self.rounds)
+        return trace_possible(self.algorithm_at(sigma), self.topology, rounds=self.rounds)
 
     @property
     def adversary(self) -> "View":
@@ -361,7 +352,7 @@ class Setting:
 
     def _neighbourhood(self, hops: int) -> list[int]:
         """The nodes whose messages can reach a member of the view in so many hops, without the members."""
-        net, members = self.chosen[1], self.adversary.members
+        net, members = self.topology, self.adversary.members
         if not members or net.graph is None:
             raise InputError(
                 f"--within {hops} with --view {self.view}", "it is about nodes near those of a view",
@@ -372,7 +363,7 @@ class Setting:
     @property
     def labels(self) -> list[str] | None:
         """The names that the graph's file gives its nodes; None where they are 0..n-1 anyway."""
-        names = self.chosen[1].names
+        names = self.topology.names
         return None if names is None else list(names)
 
     def name(self, node: int | None) -> str:
@@ -380,14 +371,14 @@ class Setting:
         return node_name(node, self.labels)
 
 
-def with_setting(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter is a `Setting`: its fields become options, before the command's own."""
-    shared = inspect.signature(Setting).parameters
-    _, *own = inspect.signature(command).parameters.values()
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose first parameter is `Asked`, or a `Setting`: its fields become options, before its own."""
+    first, *own = inspect.signature(command).parameters.values()
+    shared = inspect.signature(first.annotation).parameters
 
     @functools.wraps(command)
     def wrapper(**given: Any) -> None:
-        command(Setting(**{name: given.pop(name) for name in shared}), **given)
+        command(first.annotation(**{name: given.pop(name) for name in shared}), **given)
 
     parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*shared.values(), *own)]
     parameters.sort(key=lambda one: one.default is not inspect.Parameter.empty)

@@ -9,25 +9,15 @@ from typer import Argument, Context, Option
 from sottovoce._version import __version__
 from sottovoce.cli.app import app
 from sottovoce.cli.options import (
-    ADJACENCY,
-    RECORDS,
-    ROUNDS,
-    AdjacencySpec,
-    AndFinalModels,
+    Asked,
     Code,
-    Convex,
-    Delta,
-    GraphSpec,
     Json,
-    Part,
-    Rounds,
-    SuitedWeights,
-    ViewSpec,
     Yes,
     code_beside,
     offering,
     options_given,
     refuse_given,
+    with_options,
 )
 from sottovoce.cli.output import answer, picked, print_line, print_note, verbosity
 from sottovoce.cli.progress import activity, progress_kept
@@ -49,29 +39,21 @@ OF_RUN_FILE = {"file", "data", "code", "epsilon", "yes", "as_json", "convex", "a
 
 
 @app.command("plan")
+@with_options
 def plan_(
+    asked: Asked,
     context: Context,
     file: Path | None = Argument(None, help="A run file, in place of options; --epsilon and --data may be added."),
-    graph: GraphSpec = "",
     epsilon: float | None = Option(None, help="Target epsilon; default: that of the run file."),
-    records: str | None = Option(None, help=RECORDS),
     data: Path | None = Option(None, "--data", help="With a run file: folder of data sets."),
     code: Code = None,
-    rounds: Rounds = ROUNDS,
     dimension: int = Option(1000, min=1, max=10**12, help="Number of parameters of the model."),
-    view: ViewSpec = "everyone",
-    and_final_models: AndFinalModels = "none",
     algorithm: list[str] | None = Option(
         None,
         help="Only this algorithm; may be repeated.",
         autocompletion=offering("planning.asked_plan:planned_algorithms"),
     ),
-    weights: SuitedWeights = None,
-    convex: Convex = False,
-    adjacency: AdjacencySpec = ADJACENCY,
-    participation: Part = "every",
     colluders: int = Option(1, min=1, help="Algorithms with secure sums: how many nodes may collude."),
-    delta: Delta = 1e-5,
     yes: Yes = False,
     serve: bool = Option(
         False, "--serve", help="Serve a page to plan with, in a browser on this machine, until Ctrl-C."
@@ -93,7 +75,7 @@ def plan_(
     if serve or port:
         refuse_given({given[name]: name not in OF_PAGE for name in given}, "the page asks for it", "leave out {}")
         refuse_given({"--port": not serve}, "it is the port of a page", "add --serve", beside=" without --serve")
-        _serve(graph, port)
+        _serve(asked.graph, port)
         return
     if file is not None:
         refuse_given(
@@ -102,24 +84,23 @@ def plan_(
         )  # fmt: skip
         with code_from(code_beside(file) if code is None else code):
             question = _question_of_file(file, data, epsilon)
-        if convex:
+        if asked.convex:
             question = replace(question, convex=True)
     else:
-        if not graph or epsilon is None or records is None or data is not None:
-            needed = {"no --graph": graph, "no --epsilon": epsilon, "no --records": records}
+        if not asked.graph or epsilon is None or asked.records is None or data is not None:
+            needed = {"no --graph": asked.graph, "no --epsilon": epsilon, "no --records": asked.records}
             what = next((what for what, value in needed.items() if value in (None, "")), "--data")
             raise InputError(
                 f"{what} without a run file", "a plan needs --graph, --records and --epsilon, or a run file",
                 "write sotto plan RUN.toml, or give all three",
             )  # fmt: skip
-        held = parse_records(records)
-        with activity(f"reading {graph}"):
-            network = build(graph)
+        held = parse_records(asked.records)
+        with activity(f"reading {asked.graph}"):
+            network = build(asked.graph)
         question = Question(
-            graph=network, rounds=rounds, epsilon=epsilon, delta=delta, dimension=dimension,
-            records=held[0] if len(held) == 1 else tuple(held),
-            view=view, final_models=and_final_models, adjacency=adjacency, participation=participation,
-            weights=weights, convex=convex, colluders=colluders,
+            graph=network, epsilon=epsilon, dimension=dimension, records=held[0] if len(held) == 1 else tuple(held),
+            final_models=asked.and_final_models, colluders=colluders,
+            **picked(asked, "rounds", "delta", "view", "adjacency", "participation", "weights", "convex"),
         )  # fmt: skip
     rows: dict[str, str] = {}
 

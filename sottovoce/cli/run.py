@@ -15,6 +15,7 @@ from typer import Argument, Option
 from sottovoce.cli.app import app, explained, fail
 from sottovoce.cli.options import Changes, Code, Data, Jobs, Json, Track, Yes, code_beside, refuse_given
 from sottovoce.cli.output import Table, answer, facts, print_note, print_remark, verbosity
+from sottovoce.cli.printed_figures import changed_data
 from sottovoce.cli.progress import activity, telling_when_stopped
 from sottovoce.distributed.launch import place_among_ranks
 from sottovoce.errors import InputError, PeerLost, SottovoceError
@@ -424,10 +425,9 @@ def _limits(headline: "PrivacyFigure", settings: "Experiment") -> dict[str, str]
         covered = {FINAL_MODELS: headline.covers_final_models, rounding: headline.covers_rounding}
         if not all(covered.values()):
             found["not covered"] = "; ".join(what for what, is_covered in covered.items() if not is_covered)
-    if settings.noise_key is not None:
-        found["noise key"] = AssumptionKind.REPRODUCIBLE_RUN.value
-    if settings.noise == "secret":
-        found["noise"] = AssumptionKind.SECRET_NOISE.value
+    if settings.noise == "secret" or settings.noise_key is not None:
+        known = AssumptionKind.REPRODUCIBLE_RUN if settings.noise is None else AssumptionKind.SECRET_NOISE
+        found["noise key"] = known.value
     return found
 
 
@@ -446,10 +446,8 @@ def _epsilon(privacy: "PrivacyDocument") -> str:
         return "inf: nothing is proven, see privacy.json"
     if privacy.is_silent:
         return "inf: without noise nothing limits what messages tell about the data"
-    what = "a node's data" if privacy.adjacency == "user" else "one record"
-    change = "replaced" if headline.change == "replace" else "made to count as nothing"
-    epsilon = round_up(headline.epsilon)
-    return f"{epsilon} at delta {privacy.delta:g}, {headline.view} as adversary, {what} {change}, {headline.kind}"
+    at_delta = f"{round_up(headline.epsilon)} at delta {privacy.delta:g}, {headline.view} as adversary"
+    return f"{at_delta}, {changed_data(privacy.adjacency, headline.change)}, {headline.kind}"
 
 
 def _table(rows: "list[SweepRow]") -> Table:

@@ -28,7 +28,6 @@ from sottovoce.support.config import Document, apply_overrides, read_settings_fi
 from sottovoce.support.files import check_folder
 from sottovoce.support.processes import map_in_processes
 from sottovoce.support.text import to_json
-from sottovoce.support.threads import WORKERS
 
 RECIPE = Path(__file__).with_name("demo.toml")
 
@@ -108,7 +107,7 @@ def demonstrate(
         jobs = 1  # processes of their own would take longer to start than there is to read
     found: dict[str, DemonstratedRun] = {}
     with show("training, accounting and attacks") as work:
-        for run, shown in map_in_processes(partial(_show, out=out), runs, min(jobs or WORKERS, len(runs))):
+        for run, shown in map_in_processes(partial(_show, out=out), runs, jobs):
             found[run.experiment.name] = shown
             work.tell(len(found), len(runs))
     from sottovoce.report.page import write_page

@@ -27,7 +27,7 @@ from sottovoce.run.training_run import NodeSummary, TrainingRun
 from sottovoce.support.config import AlgorithmChoice, Document, Experiment
 from sottovoce.support.processes import map_in_processes
 from sottovoce.support.progress import Progress
-from sottovoce.support.threads import WORKERS, threads
+from sottovoce.support.threads import threads
 
 PLAIN = "d-psgd"
 """Gossip training without noise."""
@@ -123,7 +123,7 @@ def with_baselines(
         if not one.diverged:
             alike.setdefault(_deciding(one.run.experiment), []).append((place, one.run.experiment))
     wanted = [group[0][1] for group in alike.values() if not all(place.baselines.exists() for place, _ in group)]
-    answers = map_in_processes(partial(_attempt, data=data), wanted, max(1, min(jobs or WORKERS, len(wanted))))
+    answers = map_in_processes(partial(_attempt, data=data), wanted, jobs)
     for done, (experiment, found) in enumerate(answers, len(alike) - len(wanted) + 1):
         if found is not None:
             for place, _ in alike[_deciding(experiment)]:

@@ -60,7 +60,7 @@ def build_accountant(
     check_algorithm(experiment)
     report_stage("reading data")
     experiment = experiment if tables is not None else with_table_facts(experiment, folder)
-    net = named_after_tables(experiment, topology_of(experiment, folder, recorded), folder)
+    net = topology_of(experiment, folder, recorded)
     data, training, privacy = (
         node_data(experiment, net, folder_of(folder), tables),
         experiment.training,
@@ -163,19 +163,6 @@ def with_table_facts(experiment: Experiment, folder: Path | None) -> Experiment:
     return experiment.model_copy(update={"data": data.model_copy(update=facts)})
 
 
-def named_after_tables(experiment: Experiment, net: Topology, folder: Path | None) -> Topology:
-    """The topology with nodes that are called like their tables, where its graph has no names of its own."""
-    shards = experiment.data.shards
-    if not is_folder_of_tables(experiment.data) or shards is None or net.names is not None or net.graph is None:
-        return net
-    if len(shards) != net.n:
-        raise InputError(
-            f"{len(shards)} tables for the {net.n} nodes of {experiment.topology.graph}", "every node has one table",
-            "change topology.graph",
-        )  # fmt: skip
-    return topology_of(experiment, folder, replace(net.graph, labels=tuple(sorted(shards))))
-
-
 def _place(data: DataSettings, folder: Path | None) -> Path:
     return user_file(data.name.removeprefix(NAMES_A_TABLE), folder)
 
@@ -261,7 +248,7 @@ def planned_question(experiment: Experiment, data: Path | None = None, epsilon: 
             "add --set training.clip=per-example --set training.local_steps=1 to a copy, or calibrate the run itself",
         )
     experiment = with_table_facts(experiment, data)
-    net = named_after_tables(experiment, topology_of(experiment, data), data)
+    net = topology_of(experiment, data)
     assert net.graph is not None
     found, training, privacy = node_data(experiment, net, folder_of(data)), experiment.training, experiment.privacy
     built = find_model(experiment.model.name, found.dataset, **experiment.model.settings)

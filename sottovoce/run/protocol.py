@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from sottovoce.core.random_streams import public_seed
 from sottovoce.core.topologies import Topology, dropout, fresh_erdos_renyi, random_edges, weigh, weights_for
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import folder_of
+from sottovoce.learning.tables import is_folder_of_tables
 from sottovoce.support.config import (
     AlgorithmChoice,
     Document,
@@ -39,8 +41,7 @@ def parse_run(document: Document, where: str = "") -> Experiment:
     >>> parse_run({**settings, "privacy": {"epsilon": "none"}}).algorithm.settings
     {'sigma': 0.0}
     """
-    privacy = document.get("privacy")
-    if not isinstance(privacy, dict) or privacy.get("epsilon") != NO_TARGET:
+    if _given(document, "privacy", "epsilon") != NO_TARGET:
         return parse_experiment(document, where)
     found = parse_experiment(merge(document, {"privacy": {"epsilon": None}}), where)
     spec, given = chosen_spec(found), found.algorithm.settings
@@ -58,11 +59,17 @@ def with_overrides(document: Document, overrides: list[str]) -> Document:
     {'epsilon': 'none'}
     """
     changed, own = apply_overrides(document, overrides), apply_overrides({}, overrides)
-    name = own.get("algorithm", {}).get("name")
-    has_target = "epsilon" in changed.get("privacy", {}) and "epsilon" not in own.get("privacy", {})
-    if not isinstance(name, str) or not has_target or algorithm_spec(name).noise_setting() is not None:
+    name, target = _given(own, "algorithm", "name"), _given(changed, "privacy", "epsilon")
+    of_file = target is not None and _given(own, "privacy", "epsilon") is None
+    if not isinstance(name, str) or not of_file or algorithm_spec(name).noise_setting() is not None:
         return changed
     return merge(changed, {"privacy": {"epsilon": NO_TARGET}})
+
+
+def _given(document: Document, section: str, key: str) -> object:
+    """What settings that nobody has checked yet have under a key; None where they have nothing there."""
+    found = document.get(section)
+    return found.get(key) if isinstance(found, dict) else None
 
 
 def check_algorithm(experiment: Experiment) -> None:
@@ -134,14 +141,24 @@ def _check_noise(experiment: Experiment) -> None:
 def topology_of(experiment: Experiment, folder: Path | None, recorded: Graph | None = None) -> Topology:
     """The topology of an experiment; graphs in files are looked for here, then among the data sets.
 
-    `recorded` is the graph that a finished run has recorded, where it came from a file.
+    `recorded` is the graph that a finished run has recorded, where it came from a file. Nodes that have a table each
+    are called like their tables, unless the graph has names of its own.
     """
     requirement = chosen_spec(experiment).requires
     named = experiment.topology.seed
     seed = public_seed(experiment.seed, "topology") if named is None else named
     place = folder_of(folder)
     source = recorded or _graph_file(experiment.topology.graph, None if place is None else str(place))
-    return _topology(experiment.topology, source, requirement, seed)
+    net, shards = _topology(experiment.topology, source, requirement, seed), experiment.data.shards
+    if not is_folder_of_tables(experiment.data) or shards is None or net.names is not None or net.graph is None:
+        return net
+    if len(shards) != net.n:
+        raise InputError(
+            f"{len(shards)} tables for the {net.n} nodes of {experiment.topology.graph}", "every node has one table",
+            "change topology.graph",
+        )  # fmt: skip
+    like_tables = replace(net.graph, labels=tuple(sorted(shards)))
+    return _topology(experiment.topology, like_tables, requirement, seed)
 
 
 @lru_cache(maxsize=8)

@@ -34,7 +34,7 @@ from sottovoce.support.npz import Arrays, read_checked_npz, write_npz
 from sottovoce.support.processes import map_in_processes
 from sottovoce.support.progress import Note, Progress
 from sottovoce.support.text import JSON
-from sottovoce.support.threads import WORKERS, threads
+from sottovoce.support.threads import threads
 
 
 @lru_cache(maxsize=1)
@@ -107,7 +107,7 @@ def load_or_compute(
         note(f"{foreign} of the reruns in {results} were not made by you, or were changed: they are made again")
     if progress is not None:
         progress(len(found), count)
-    with closing(map_in_processes(act, missing, min(jobs or WORKERS, max(1, len(missing))))) as answers:
+    with closing(map_in_processes(act, missing, jobs)) as answers:
         for number, arrays in answers:
             stored[number].write(arrays)
             found[number] = arrays

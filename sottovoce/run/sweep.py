@@ -16,7 +16,6 @@ to tune, the one that does best over all seeds is reported, for every variant an
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
 from collections import Counter
@@ -34,11 +33,10 @@ from sottovoce.run.layout import RunFiles
 from sottovoce.run.protocol import parse_run
 from sottovoce.run.run_documents import LESS_IS_BETTER, final_mean, metric_of
 from sottovoce.support.config import Document, Experiment, check_document, merge, set_key
-from sottovoce.support.files import write_text
+from sottovoce.support.files import read_text, write_text
 from sottovoce.support.processes import map_in_processes
 from sottovoce.support.progress import Progress
-from sottovoce.support.text import json_text
-from sottovoce.support.threads import WORKERS
+from sottovoce.support.text import json_text, parse_json
 
 Point = tuple[tuple[str, Any], ...]
 """Settings by their dotted keys, with one value each."""
@@ -173,7 +171,7 @@ def run_experiments(
     results: dict[str, Document] = {}
     act = partial(_attempt, out=out, data=data, resume=resume)
     experiments = [run.experiment for run in runs]
-    with closing(map_in_processes(act, experiments, max(1, min(jobs or WORKERS, len(runs))))) as answers:
+    with closing(map_in_processes(act, experiments, jobs)) as answers:
         for experiment, result in answers:
             results[experiment.name] = result
             if progress is not None:
@@ -218,7 +216,7 @@ class Shard:
 
     def merged(self, runs: Sequence[SweepRun], out: Path, sweep: Path, data: Path | None) -> list[FinishedSweepRun]:
         """All runs of a sweep whose parts have ended: finished ones are read, those that diverged stand in notes."""
-        notes = [json.loads(self._file(sweep, number).read_text()) for number in range(1, self.count + 1)]
+        notes = [self._note(self._file(sweep, number)) for number in range(1, self.count + 1)]
         diverged = {one["name"]: one for note in notes for one in note["diverged"]}
         rest = run_experiments([run for run in runs if run.experiment.name not in diverged], out, data=data, jobs=1)
         read = {one.run.experiment.name: one for one in rest}
@@ -226,6 +224,13 @@ class Shard:
             read.get(name) or FinishedSweepRun(run, diverged[name], RunFiles(out / name).lines())
             for run in runs if (name := run.experiment.name)
         ]  # fmt: skip
+
+    def _note(self, file: Path) -> Document:
+        rule, remedy = "it is written by sotto run --shard", "remove it, and run that part again"
+        try:
+            return dict(parse_json(read_text(file, rule, remedy)))
+        except ValueError:
+            raise InputError(f"{file}: damaged", rule, remedy) from None
 
     def _file(self, sweep: Path, number: int) -> Path:
         return sweep / SHARDS / f"{number}-of-{self.count}.json"

@@ -84,8 +84,6 @@ def _check(rule: Rule, shared: _SharedChecks) -> Check:
         return _check_of_any([_check(option, shared) for option in rule["anyOf"]])
     tests = tuple(_tests(rule))
     types = _types(rule.get("type"))
-    if types.isdisjoint((dict, list)):
-        return _value_check(types, tests)
     within_object = _object_check(rule, shared)
     within_list = _list_check(_check(rule["items"], shared)) if "items" in rule else None
 
@@ -101,20 +99,6 @@ def _check(rule: Rule, shared: _SharedChecks) -> Check:
         if kind is list:
             return None if within_list is None else within_list(value)
         return None if _is_writable(value) else ("", NOT_ALLOWED)
-
-    return check
-
-
-def _value_check(types: frozenset[type], tests: Sequence[Callable[[Any], bool]]) -> Check:
-    """The check of numbers, text and the like: most of a document."""
-
-    def check(value: Any) -> Problem | None:
-        if type(value) not in types or not _is_writable(value):
-            return "", NOT_ALLOWED
-        for test in tests:
-            if not test(value):
-                return "", NOT_ALLOWED
-        return None
 
     return check
 

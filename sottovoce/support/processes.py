@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 from sottovoce.errors import SottovoceError
 from sottovoce.support.limits import limits_are_lifted, limits_lifted
 from sottovoce.support.own_code import code_folder, code_from, raised_in_own_code
+from sottovoce.support.threads import WORKERS
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -138,13 +139,15 @@ def end_with_parent(pipe: int, tidy: Callable[[], None] = lambda: None) -> None:
 
 
 def map_in_processes(
-    act: Callable[[Item], Answer], items: Sequence[Item], jobs: int
+    act: Callable[[Item], Answer], items: Sequence[Item], jobs: int | None
 ) -> Generator[tuple[Item, Answer], None, None]:
     """Each item with what `act` makes of it, as they are ready; one failure, or an interrupt, stops the rest.
 
-    Processes end with the generator: whoever may not come to its end closes it.
+    So many `jobs` at once as given, or one for each core; a single one needs no process of its own. Processes end with
+    the generator: whoever may not come to its end closes it.
     """
-    if jobs == 1:
+    jobs = min(jobs or WORKERS, len(items))
+    if jobs <= 1:
         for item in items:
             yield item, act(item)
         return
@@ -153,7 +156,7 @@ def map_in_processes(
     resource_tracker.ensure_running()  # which unblocks signals: the first process would start it, and not inherit them
     try:
         with signals_blocked():
-            for _ in range(min(jobs, len(items))):
+            for _ in range(jobs):
                 workers.append(_Worker(context, act))
         yield from _answers(workers, deque(items))
     except BaseException:

@@ -82,6 +82,8 @@ def test_only_a_target_of_the_file_gives_way_to_an_algorithm_without_noise(sotto
     (here / "target.toml").write_text(TARGET)
     assert sotto("run target.toml --set algorithm.name=d-psgd --set privacy.epsilon=2.0")[0] == 2
     assert sotto("run target.toml --set algorithm.sigma=1.0")[0] == 2
+    assert sotto("run target.toml --set algorithm=5")[0] == 2
+    assert sotto("run target.toml --set privacy=3 --set algorithm.name=d-psgd")[0] == 2
     assert sotto("run target.toml --set algorithm.sigma=1.0 --set privacy.epsilon=none")[0] == 0
 
 

@@ -40,6 +40,7 @@ def test_a_run_has_no_key_and_says_where_its_noise_is_from(tmp_path, sotto, monk
     (tmp_path / "try.json").write_text(json.dumps(SECRET))
     code, shown, _ = sotto("run try.json --out runs")
     assert (code, SENTENCE in shown) == (0, True)
+    assert "sigma" in dict(line.split("  ", 1) for line in shown.splitlines())["noise"]
     folder = tmp_path / "runs" / "try"
     assert not (folder / "noise.key").exists()
     assert SENTENCE in json.loads((folder / "privacy.json").read_text())["headline"]["assumptions"]

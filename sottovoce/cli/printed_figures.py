@@ -17,7 +17,7 @@ from sottovoce.privacy.views import LISTED
 if TYPE_CHECKING:
     from sottovoce.cli.options import Setting
     from sottovoce.core.noise import PerNode
-    from sottovoce.core.participation import Adjacency, Change
+    from sottovoce.core.participation import Change
     from sottovoce.privacy.accountant import Account
     from sottovoce.privacy.guarantee import Guarantee, PrivacyFigure
     from sottovoce.run.accounts_of_runs import JointAccount, JointFigure
@@ -185,11 +185,16 @@ def node_lines(setting: "Setting", nodes: list[dict[str, Any]] | None) -> list[s
     ]
 
 
-def changed_data(adjacency: "Adjacency", change: "Change") -> str:
-    """What a joint figure is about, as a sentence."""
-    what = "a node's data is" if adjacency == "user" else "one record is"
+def changed_data(adjacency: str, change: "Change", verb: str = "") -> str:
+    """What a figure is about: which data, and how it changes."""
     how = "replaced" if change == "replace" else "made to count as nothing"
-    return f"It is about the same data in all runs, of which {what} {how}."
+    what = "a node's data" if adjacency == "user" else "one record"
+    return f"{what} {verb}{how}"
+
+
+def joint_data(adjacency: str, change: "Change") -> str:
+    """What a joint figure is about, as a sentence."""
+    return f"It is about the same data in all runs, of which {changed_data(adjacency, change, 'is ')}."
 
 
 def published_table(result: "Account") -> Table:
@@ -222,7 +227,7 @@ def joint_table(figures: "Sequence[JointFigure]", delta: float) -> Table:
 
 def joint_words(found: "JointAccount", first: "JointFigure") -> list[str]:
     """What the first of the joint figures is about, and what it rests on."""
-    lines = [changed_data(found.adjacency, first.joint.change), f"{first.final_models.sentence}."]
+    lines = [joint_data(found.adjacency, first.joint.change), f"{first.final_models.sentence}."]
     if found.covers.colluders is not None and first is found.figures[0]:
         lines.append(f"It holds {found.covers}.")
     lines += [f"It assumes: {assumption}." for assumption in first.assumptions]
