@@ -58,9 +58,6 @@ data_commands = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
 app.add_typer(data_commands, name="data")
 
 
-AS_NUMBERS_ARE_WRITTEN = "Write numbers with a point and without separators of thousands: 1234.5."
-
-
 @data_commands.callback()
 def data(
     context: Context,
@@ -110,18 +107,19 @@ def inspect(
 ) -> None:
     """Write a first description of a table's columns, for you to edit. Example: sotto data inspect patients.csv"""
     from sottovoce.errors import InputError
-    from sottovoce.learning.columns import columns_text, guess_columns, not_a_number, read_all_cells
+    from sottovoce.learning.columns import columns_text, guess_columns, read_all_cells
     from sottovoce.learning.table_cells import missing_cells
     from sottovoce.support.files import write_text
 
     cells = read_all_cells(file)
-    found = guess_columns(file, cells, target)
+    guess = guess_columns(file, cells, target)
+    found = guess.columns
     place = file.with_suffix(".columns.toml") if out is None else out
     if place.exists():
         raise InputError(
             f"{place} exists", "a file that you may have edited is not overwritten", "name another file with --out"
         )
-    write_text(place, columns_text(found), private=True)
+    write_text(place, columns_text(guess), private=True)
     empty = {name: int(missing_cells(column, found.missing_words).sum()) for name, column in cells.items()}
     columns = [
         {**column.model_dump(include={"name", "range", "categories"}), "missing_cells": empty[column.name]}
@@ -131,13 +129,12 @@ def inspect(
     for column in found.columns:
         kind = "target" if column.name == found.target else "input"
         table.append([column.name, kind, _values(column), str(empty[column.name])])
-    table += [[name, "dropped", "", str(empty[name])] for name in found.drop]
-    answer({"file": str(place), "target": found.target, "columns": columns, "drop": found.drop}, table)
+    table += [[name, "dropped", reason, str(empty[name])] for name, reason in guess.reasons.items()]
+    document = {"file": str(place), "target": found.target, "columns": columns, "decimal": found.decimal}
+    answer({**document, "drop": found.drop, "reasons": guess.reasons, "remarks": guess.remarks}, table)
     print_remark(f"{place}: ranges and categories come from rows and are not private; put public ones in their place.")
-    for name in found.drop:
-        word = not_a_number(cells[name], found.missing_words)
-        if word is not None:
-            print_remark(f"{name} is dropped, for {word!r:.40} is not a number. {AS_NUMBERS_ARE_WRITTEN}")
+    for remark in guess.remarks:
+        print_remark(remark)
     lacking = [column.name for column in found.columns if empty[column.name]]
     if lacking:
         print_remark(f"Cells are missing in {', '.join(lacking)}: say there what they become (missing = ...).")

@@ -99,7 +99,7 @@ def lineage_document(lineage: "Lineage", delta: float) -> "dict[str, JSON]":
         "change": lineage.counted.change.value, "rule": lineage.counted.rule.value,
         "budget": None if budget is None else budget.epsilon,
         "spent": to_json(lineage.spent.epsilon(at)), "counted": to_json(lineage.counted.epsilon(at)),
-        "left": lineage.epsilon_left(), "mu_left": lineage.mu_left(),
+        "left": lineage.epsilon_left(), "mu_left": lineage.mu_left(), "fits": lineage.epsilon_fits(),
         "covers": lineage.covers.document(), "runs": [_run_document(run, at) for run in lineage.runs],
     }  # fmt: skip
 
@@ -137,10 +137,11 @@ def _words(lineage: "Lineage", delta: float, file: Path) -> list[str]:
     if lineage.budget is None:
         lines.append(f"No budget is set. To set one: sotto ledger {file} --budget 10 --delta 1e-5")
     else:
-        mu, passed = lineage.mu_left(), lineage.counted.epsilon(delta) - lineage.budget.epsilon
-        further = f"; a Gaussian run of mu up to {round_down(mu)} would fit" if mu else ""
-        left = f"passed by {round_up(passed)}" if passed > 0 else f"left: {round_down(lineage.epsilon_left() or 0.0)}"
-        lines.append(f"Budget: {lineage.budget}; {left}{further}.")
+        fits, passed = lineage.epsilon_fits(), lineage.counted.epsilon(delta) - lineage.budget.epsilon
+        left = f"a further run of epsilon up to {round_down(fits)} fits" if fits else "no further run fits"
+        lines.append(f"Budget: {lineage.budget}; {f'passed by {round_up(passed)}' if passed > 0 else left}.")
+        if fits and lineage.counted.mu is None:
+            lines.append("That is a run whose batches are not sampled; of others sotto run --ledger says.")
     if len(lineage.runs) > 1:
         lines.append(f"Of several runs, {lineage.counted.rule}; the total is not the sum of their epsilons.")
         lines.append(joint_data(lineage.adjacency, lineage.counted.change))

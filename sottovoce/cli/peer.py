@@ -342,7 +342,7 @@ def _resuming_line(agreement: Path, given: Mapping[str, object]) -> str:
 
 def _result_table(result: "Document", alone: Mapping[str, str]) -> Table:
     from sottovoce.report.quality import quality_rows
-    from sottovoce.report.wording import heard_text, sums_text
+    from sottovoce.report.wording import heard_text, spent_text, sums_text
     from sottovoce.support.text import from_json
 
     last, headline = result["metrics"], result["headline"]
@@ -357,6 +357,7 @@ def _result_table(result: "Document", alone: Mapping[str, str]) -> Table:
         "sent since it was last started": f"{size_text(last['wire_bytes'])} with headers and acknowledgements",
         **({"heard": heard_text(result["heard"])} if "heard" in result else {}),
         **sums_text(result),
+        **spent_text(result),
         "folder": result["folder"],
         "page": f"{result['folder']}/report.html",
     }

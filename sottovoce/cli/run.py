@@ -378,7 +378,7 @@ def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution, shard: "Shard | 
 def _facts(run: "RunDocuments") -> Table:
     """The result of one run, with the same final figures as in `sotto compare`."""
     from sottovoce.report.quality import baseline_rows, constant_rows, quality_rows
-    from sottovoce.report.wording import noise_text
+    from sottovoce.report.wording import noise_text, spent_text
     from sottovoce.run.run_documents import final_average_text
 
     result, headline = run.result, run.privacy.headline
@@ -396,6 +396,7 @@ def _facts(run: "RunDocuments") -> Table:
         "sent": f"{last['messages']:,} messages, {size_text(last['bytes'])}{_between(last)}",
         "noise": noise_text(run.privacy),
         "epsilon": _epsilon(run.privacy),
+        **spent_text(result),
         **({"it holds": str(run.privacy.covers)} if run.privacy.covers is not None else {}),
         **_limits(headline, settings),
         **({"single nodes": run.privacy.attackers} if _is_sampled(run) else {}),

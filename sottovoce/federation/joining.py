@@ -133,7 +133,8 @@ def join_federation(
             if database.is_usable:
                 spending.withdraw(agreement.hash)
             raise
-        result = run.finish(privacy, seconds, scores)
+        in_all = spending.lineage(settings.lineage).spent_in_all(privacy["delta"])
+        result = run.finish(privacy, seconds, scores, in_all)
         flush_folder(files.folder)
         _close(database, agreement)
         return result

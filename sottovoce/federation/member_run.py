@@ -116,7 +116,7 @@ class MemberRun:
         scores = part.task.score(part.models(state)[0], self.agreement.metrics.test_rows)
         return time.monotonic() - started, scores
 
-    def finish(self, privacy: Document, seconds: float, scores: Document) -> Document:
+    def finish(self, privacy: Document, seconds: float, scores: Document, in_all: Document) -> Document:
         """Write the result and the page."""
         experiment = self.agreement.experiment
         result: Document = {
@@ -124,7 +124,7 @@ class MemberRun:
             "topology": privacy["topology"], "rounds": experiment.training.rounds, "sigma": privacy["sigma"],
             "adjacency": experiment.privacy.adjacency, "delta": experiment.privacy.delta,
             "headline": privacy["headline"], "metrics": self.files.lines()[-1], "held_out": scores,
-            "seconds": round(seconds, 3), "folder": str(self.files.folder), "member": self.identity.member.name,
+            "seconds": round(seconds, 3), "folder": str(self.files.folder), "spent_in_all": in_all, "member": self.identity.member.name,
             **heard_over_run(self.files.folder, sums=self.masks is not None),
         }  # fmt: skip
         self.files.write_document(self.files.result, result)

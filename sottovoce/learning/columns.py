@@ -9,6 +9,11 @@ range = [0, 120]          # values are scaled by it; those outside are clipped
 missing = 50              # what an empty cell becomes; without it such a row is refused
 
 [[columns]]
+name = "born"
+years_until = "2026-01-01"  # or the name of another column of dates; days_until counts days
+range = [0, 120]
+
+[[columns]]
 name = "ward"
 categories = ["east", "west", "other"]
 unknown = "other"         # what another category becomes
@@ -21,15 +26,16 @@ categories = ["no", "yes"]
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from sottovoce.errors import InputError
-from sottovoce.learning.table_cells import category_text, missing_cells, numbers_of, read_cells, tables_in
+from sottovoce.learning.table_cells import category_text, days_of, missing_cells, numbers_of, read_cells, tables_in
 from sottovoce.support.config import Document, Section, parse_section, read_settings_file
 from sottovoce.support.npz import Arrays
 from sottovoce.support.text import to_toml
@@ -49,6 +55,15 @@ MOST_CLASSES = 10
 MISSING_WORDS = ("NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?", "-")
 """Words that are taken for missing numbers where all other cells of a column are numbers."""
 
+DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
+IDENTITY = re.compile(
+    r"(^|[^a-z]|patient|person|subject|case)(id|uid|mrn|nr)$|^(patient|person|subject|case)$", re.IGNORECASE
+)
+"""Names of columns that tell people or rows apart."""
+
+DATE = "2026-01-01"
+"""An example of a date."""
+
 WARNING = """\
 # Taken from the rows of a table, and therefore not private: ranges and categories tell about these rows.
 # Before anybody else sees this file, put public ones in their place: the limits of an instrument, the wards there are.
@@ -56,13 +71,23 @@ WARNING = """\
 
 
 class Column(Section):
-    """A column of numbers within a range, or of categories."""
+    """A column of numbers within a range, or of categories.
+
+    Dates become a number: the years or days until a date, or until that of another column.
+    """
 
     name: str
     range: list[float] | None = Field(default=None, min_length=2, max_length=2)
     categories: list[str] | None = Field(default=None, min_length=2)
     missing: float | str = REFUSE
     unknown: str = REFUSE
+    years_until: str | None = None
+    days_until: str | None = None
+
+    @property
+    def until(self) -> str | None:
+        """For dates: the date, or the column of dates, up to which years or days are counted."""
+        return self.years_until or self.days_until
 
     @property
     def width(self) -> int:
@@ -73,7 +98,7 @@ class Column(Section):
 class Columns(Section):
     """All columns of a table. The target is one of them; the others, in their order, are the inputs.
 
-    Cells that hold one of the `missing_words` count as missing, as empty ones do.
+    Cells that hold one of the `missing_words` count as missing, as empty ones do; `decimal` is the mark in numbers.
     """
 
     target: str
@@ -81,11 +106,17 @@ class Columns(Section):
     drop: list[str] = Field(default_factory=list)
     scale_to: list[float] = Field(default_factory=lambda: SCALES[0])
     missing_words: list[str] = Field(default_factory=list)
+    decimal: Literal[".", ","] = "."
 
     @property
     def features(self) -> list[Column]:
         """The columns that are inputs."""
         return [column for column in self.columns if column.name != self.target]
+
+    @property
+    def unread(self) -> list[str]:
+        """The dropped columns, but those of dates up to which others count."""
+        return [name for name in self.drop if name not in {column.until for column in self.columns}]
 
     @property
     def target_column(self) -> Column:
@@ -164,6 +195,8 @@ def _check_column(column: Column, what: str) -> None:
     if (column.range is None) == (column.categories is None):
         refuse("range and categories", "a column has exactly one of them", "give one, or drop the column")
     if column.categories is not None:
+        if column.until is not None:
+            refuse(f"until {column.until} with categories", "years and days are numbers", "give a range")
         if len(set(column.categories)) < len(column.categories) or REFUSE in column.categories:
             refuse("categories", f"they must differ from each other and from {REFUSE!r}", "correct the list")
         if column.unknown not in (REFUSE, *column.categories):
@@ -174,6 +207,8 @@ def _check_column(column: Column, what: str) -> None:
         low, high = column.range
         if not low < high or math.isinf(high - low):
             refuse(f"range = {column.range}", "the first number must be less than the second")
+        if column.years_until and column.days_until:
+            refuse("years_until and days_until", "dates become one number", "give one of them")
         if column.unknown != REFUSE:
             refuse("unknown", "only columns with categories have it", "leave it out: numbers are clipped")
         if isinstance(missing, str) and missing != REFUSE:
@@ -210,16 +245,15 @@ def _below(parts: list[NDArray[Any]]) -> NDArray[Any]:
     return np.concatenate(parts)
 
 
-def not_a_number(cells: NDArray[Any], missing_words: list[str]) -> str | None:
-    """The first cell that keeps a column from being one of numbers, if most of its different cells are some."""
-    if cells.dtype.kind != "U":
-        return None
-    distinct, first = np.unique(cells[~missing_cells(cells, missing_words)], return_index=True)
-    words = ~np.isfinite(_numbers(distinct))
-    return str(distinct[words][first[words].argmin()]) if 0 < 2 * words.sum() < len(distinct) else None
+class Guess(NamedTuple):
+    """Columns as they seem to be, why each of the others is dropped, and what else a reader of them should know."""
+
+    columns: Columns
+    reasons: dict[str, str]
+    remarks: list[str]
 
 
-def guess_columns(path: Path, cells: Arrays, target: str | None = None) -> Columns:
+def guess_columns(path: Path, cells: Arrays, target: str | None = None) -> Guess:
     """Columns that fit the cells of a table; the last is the target unless one is named.
 
     Ranges and categories come from rows. `path` names the table in errors.
@@ -227,48 +261,90 @@ def guess_columns(path: Path, cells: Arrays, target: str | None = None) -> Colum
     wanted = list(cells)[-1] if target is None else target
     if wanted not in cells:
         raise InputError(f"{path}: no column {wanted!r}", f"its columns are {', '.join(cells)}", "name one as --target")
-    words = [word for word in MISSING_WORDS if any(_stands_for_a_number(word, column) for column in cells.values())]
-    guessed = {name: _guess(name, column, words, is_target=name == wanted) for name, column in cells.items()}
-    found = [column for column in guessed.values() if column is not None]
-    if guessed[wanted] is None:
+    decimal = _decimal_mark(cells)
+    words = [word for word in MISSING_WORDS if any(_stands_for_a_number(word, one, decimal) for one in cells.values())]
+    guessed = {name: _guess(name, column, words, decimal, is_target=name == wanted) for name, column in cells.items()}
+    found = [column for column in guessed.values() if isinstance(column, Column)]
+    reasons = {name: reason for name, reason in guessed.items() if isinstance(reason, str)}
+    if wanted in reasons:
         raise InputError(
-            f"{path}: the target {wanted!r}", f"it needs two different values, and at most {MOST_CATEGORIES} words",
+            f"{path}: the target {wanted!r}: {reasons[wanted]}", "it needs numbers, or a few words that differ",
             "name another column as --target",
         )  # fmt: skip
     if len(found) < 2:
-        raise InputError(
-            f"{path}: no column but the target can be used", "one more is needed, with two different values",
-            f"give numbers, or words of which at most {MOST_CATEGORIES} differ",
-        )  # fmt: skip
-    dropped = [name for name, column in guessed.items() if column is None]
-    return Columns(target=wanted, columns=found, drop=dropped, missing_words=words)
+        why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        raise InputError(f"{path}: no column but the target can be used", "one more is needed", f"mend one: {why}")
+    columns = Columns(target=wanted, columns=found, drop=list(reasons), missing_words=words, decimal=decimal)
+    return Guess(columns, reasons, [line for name, column in cells.items() for line in _repeated(name, column)])
 
 
-def columns_text(columns: Columns) -> str:
-    """Columns as a file to edit, with what must be changed in it."""
-    return WARNING + to_toml(columns.model_dump(exclude_defaults=True))
+def columns_text(guess: Guess) -> str:
+    """Columns as a file to edit, with what must be changed in it, and why columns are dropped."""
+    why = "".join(f"# {name!r} is dropped: {reason}.\n" for name, reason in guess.reasons.items())
+    return WARNING + why + to_toml(guess.columns.model_dump(exclude_defaults=True))
 
 
-def _stands_for_a_number(word: str, cells: NDArray[Any]) -> bool:
+def _decimal_mark(cells: Arrays) -> Literal[".", ","]:
+    """The comma if more different cells are numbers such as 72,5 than such as 72.5; those of 1,234 may be thousands."""
+    words = [word for column in cells.values() if column.dtype.kind == "U" for word in np.unique(column).tolist()]
+    commas = [word for word in words if DECIMAL_COMMA.fullmatch(word)]
+    surely = any(len(word.partition(",")[2]) != 3 for word in commas)
+    points = sum(DECIMAL_COMMA.fullmatch(word.replace(".", ",")) is not None for word in words) - len(commas)
+    return "," if surely and len(commas) > points else "."
+
+
+def _stands_for_a_number(word: str, cells: NDArray[Any], decimal: str) -> bool:
     """Whether a word stands in a column of numbers."""
     if cells.dtype.kind != "U" or word not in cells:
         return False
     others = np.unique(cells[~missing_cells(cells, MISSING_WORDS)])
-    return bool(others.size and np.isfinite(_numbers(others)).all())
+    return bool(others.size and np.isfinite(_numbers(others, decimal)).all())
 
 
-def _guess(name: str, cells: NDArray[Any], missing_words: list[str], *, is_target: bool) -> Column | None:
-    """What a column seems to be; None where it has too many different words, or nothing that differs."""
-    distinct = np.unique(cells[~missing_cells(cells, missing_words)])
-    numbers = _numbers(distinct)
+def _guess(name: str, cells: NDArray[Any], missing_words: list[str], decimal: str, *, is_target: bool) -> Column | str:
+    """What a column seems to be, or why it cannot be used."""
+    there = cells[~missing_cells(cells, missing_words)]
+    distinct, first = np.unique(there, return_index=True)
+    if len(distinct) < 2:
+        return "it is the same in all rows" if len(distinct) else "it has no cells"
+    if not is_target and _names_rows(name, there, distinct):
+        return "its cells name rows or people"
+    numbers = _numbers(distinct, decimal)
+    odd = ~np.isfinite(numbers)
     classes = is_target and len(distinct) <= MOST_CLASSES and bool((numbers == np.rint(numbers)).all())
-    if np.isfinite(numbers).all() and not classes:
-        low, high = min(numbers.tolist(), default=0.0), max(numbers.tolist(), default=0.0)
-        return Column(name=name, range=[low, high]) if low < high else None
-    if not 2 <= len(distinct) <= MOST_CATEGORIES:
-        return None
+    if not odd.any() and not classes:
+        return Column(name=name, range=[float(numbers.min()), float(numbers.max())])
+    if cells.dtype.kind == "U" and np.isfinite(days_of(distinct)).all():
+        return f"its cells are dates; give it years_until = {DATE!r}, or days_until = another column, and a range"
+    if odd.any() and all(re.fullmatch("[0-9]+,[0-9]{3}", str(word)) for word in distinct[odd]):
+        return f"{distinct[odd][0]!s:.40} may be a thousand or a fraction; write it without the comma"
+    if 0 < 2 * odd.sum() < len(distinct) > MOST_CLASSES:
+        word = str(distinct[odd][first[odd].argmin()])
+        comma = ", with points in numbers or with commas, not both" if "," in word else ""
+        return f"{word!r:.40} is not a number; write all cells as numbers{comma}, or list it in missing_words"
+    if len(distinct) > MOST_CATEGORIES:
+        return f"it has {len(distinct)} different words, as free text has; categories are at most {MOST_CATEGORIES}"
     return Column(name=name, categories=[category_text(value) for value in distinct.tolist()])
 
 
-def _numbers(cells: NDArray[Any]) -> NDArray[np.float64]:
-    return numbers_of(cells, np.zeros(len(cells), dtype=bool))
+def _names_rows(name: str, there: NDArray[Any], distinct: NDArray[Any]) -> bool:
+    """Whether cells tell rows or people apart: by the name of the column, or as numbers one after another."""
+    many, all_differ, numbers = len(distinct) > MOST_CATEGORIES, len(distinct) == len(there), _numbers(distinct, ".")
+    if (numbers == np.rint(numbers)).all():
+        return many and (IDENTITY.search(name) is not None or (all_differ and np.ptp(numbers) == len(distinct) - 1))
+    words = not np.isfinite(numbers).any() and not np.isfinite(days_of(distinct)).any()
+    return words and (many or all_differ) and IDENTITY.search(name) is not None
+
+
+def _repeated(name: str, cells: NDArray[Any]) -> list[str]:
+    """How many people have several rows, where a column names people."""
+    there = cells[~missing_cells(cells, MISSING_WORDS)]
+    distinct, times = np.unique(there, return_counts=True)
+    if not IDENTITY.search(name) or len(distinct) <= MOST_CATEGORIES or (several := int((times > 1).sum())) == 0:
+        return []
+    which = f"{several} of {len(distinct)} values of {name} stand in several rows"
+    return [f"{which}: figures about records protect a row, not a person. Keep one row of each."]
+
+
+def _numbers(cells: NDArray[Any], decimal: str) -> NDArray[np.float64]:
+    return numbers_of(cells, np.zeros(len(cells), dtype=bool), decimal)

@@ -129,7 +129,7 @@ class ExportedModel:
 
         Dropped columns may hold anything, texts of any length say; those that cannot be read name no rows.
         """
-        drop = self.columns.drop
+        drop = self.columns.unread
         for name in drop:
             with contextlib.suppress(InputError):
                 cells = given_cells(table, [one for one in drop if one != name], where)

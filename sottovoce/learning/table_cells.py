@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import date
 from numbers import Real
 from os import PathLike
 from pathlib import Path
@@ -24,6 +26,10 @@ from sottovoce.errors import InputError, require_extra
 from sottovoce.support.files import open_file, read_text
 from sottovoce.support.limits import Cost, check_cost, size_text
 from sottovoce.support.npz import Arrays, read_npz
+
+DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})(?:[T ][0-9:.]+)?|([0-9]{1,2})\.([0-9]{1,2})\.([0-9]{4})")
+
+SEPARATORS = ",;\t"
 
 SUFFIXES = (".csv", ".npz", ".parquet")
 
@@ -70,18 +76,40 @@ def missing_cells(cells: NDArray[Any], missing_words: Sequence[str]) -> NDArray[
     return np.asarray(cells != cells)
 
 
-def numbers_of(cells: NDArray[Any], missing: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Cells as numbers; nan where one is missing or is none. Truth values are none."""
+def numbers_of(cells: NDArray[Any], missing: NDArray[np.bool_], decimal: str) -> NDArray[np.float64]:
+    """Cells as numbers with that decimal mark; nan where one is missing or is none. Truth values are none."""
     if cells.dtype.kind == "b":
         return np.full(len(cells), np.nan)
     if cells.dtype.kind != "U":
         with np.errstate(over="ignore"):
             return cells.astype(np.float64)
     words = np.where(missing, "nan", cells)
+    if decimal == ",":  # and a point is then no part of a number
+        words = np.strings.replace(np.strings.replace(words, ".", "x"), ",", ".")
     try:
         return words.astype(np.float64)
     except ValueError:
         return np.array([_number(word) for word in words.tolist()])
+
+
+def days_of(cells: NDArray[Any]) -> NDArray[np.float64]:
+    """Dates, 2026-01-31 or 31.1.2026, as days since the first of January 1970; nan where a cell is none.
+
+    >>> days_of(np.array(["1970-01-31", "31.1.1970", "soon"])).tolist()
+    [30.0, 30.0, nan]
+    """
+    return np.array([_day(cell) for cell in cells.tolist()])
+
+
+def _day(cell: object) -> float:
+    found = DATE.fullmatch(str(cell).strip())
+    if found is None:
+        return np.nan
+    year, month, day = (int(part) for part in (found.groups()[:3] if found[1] else found.groups()[:2:-1]))
+    try:
+        return float(date(year, month, day).toordinal() - date(1970, 1, 1).toordinal())
+    except ValueError:
+        return np.nan
 
 
 def _number(word: str) -> float:
@@ -125,17 +153,18 @@ def tables_in(folder: Path) -> dict[str, Path]:
 
 
 def _csv_cells(path: Path, dropped: frozenset[str]) -> Arrays:
-    """Text in every cell. A file may begin with the mark that spreadsheets write."""
-    rule, remedy = "a .csv file in UTF-8 is needed here", "save it as one"
-    text = read_text(path, rule, remedy)
-    _check_size(path, CELL_BYTES * (text.count(",") + text.count("\n")) + 4 * len(text))
+    """Text in every cell: UTF-8, else as Windows writes Western text; commas, semicolons or tabs between cells."""
+    rule, remedy = "a .csv file is needed here", "save it as one"
+    text = read_text(path, rule, remedy, else_as="cp1252")
+    first = text.partition("\n")[0]
+    mark = max(SEPARATORS, key=first.count)
+    _check_size(path, CELL_BYTES * (text.count(mark) + text.count("\n")) + 4 * len(text))
     rows: list[list[str]] = []
     try:
         with _cells_of_any_length():
-            reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+            reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=mark)
             heading = [name.strip() for name in next(reader, [])]
             check_names(path, heading)
-            _check_commas(path, heading)
             rows.extend(_csv_rows(path, reader, len(heading)))
     except csv.Error as error:
         raise InputError(f"{path}, row {len(rows) + 1}: {error}", rule, remedy) from None
@@ -173,7 +202,7 @@ def _csv_rows(path: Path, reader: Iterable[list[str]], width: int) -> Iterator[l
             raise InputError(
                 f"{path}, row {number}: {len(row)} of {width} cells",
                 "every row must have as many cells as the heading",
-                "correct that row; cells are separated by commas, and put in quotes if they contain one",
+                "correct that row; a cell that contains the mark between cells is put in quotes",
             )  # fmt: skip
         yield row
 
@@ -210,15 +239,6 @@ def _parquet_cells(path: Path, dropped: frozenset[str]) -> Arrays:
             cells = table.column(name).to_numpy() if is_number else table.column(name).to_pylist()
             found[name] = _given_column(cells, f"{path}: column {name!r}")
     return found
-
-
-def _check_commas(path: Path, heading: Sequence[str]) -> None:
-    """Refuse what spreadsheets write where a comma is part of numbers."""
-    if len(heading) == 1 and any(mark in heading[0] for mark in ";\t"):
-        raise InputError(
-            f"{path}: one column, called {heading[0]!r:.60}", "cells are separated by commas",
-            "save it with commas between cells, and with points in numbers",
-        )  # fmt: skip
 
 
 def _check_size(path: Path, memory: float) -> None:

@@ -36,11 +36,21 @@ from sottovoce.learning.columns import REFUSE, Column, Columns, parse_columns, r
 from sottovoce.learning.datasets import NAMES_A_TABLE, OF_ITS_OWN, Dataset, few
 from sottovoce.learning.lazy_rows import Examples, Floats
 from sottovoce.learning.partitioning import NodeData, Partition, Rows
-from sottovoce.learning.table_cells import GivenTable, category_text, given_cells, missing_cells, numbers_of, read_cells
+from sottovoce.learning.table_cells import (
+    GivenTable,
+    category_text,
+    days_of,
+    given_cells,
+    missing_cells,
+    numbers_of,
+    read_cells,
+)
 from sottovoce.support.config import DataSettings, Document
 from sottovoce.support.npz import Arrays
 
 SCALED = "numbers are scaled by the public ranges of their columns, and clipped to them"
+
+DAYS_OF_A_YEAR = 365.25
 
 InputsAndTargets: TypeAlias = tuple[Floats, Targets]
 
@@ -69,14 +79,14 @@ class Table:
 
 def read_table(path: Path, columns: Columns) -> Table:
     """Read a table; refuses the first row that does not fit, with its number, its column and what was found."""
-    return encode_table(read_cells(path, columns.drop), columns, str(path))
+    return encode_table(read_cells(path, columns.unread), columns, str(path))
 
 
 def encode_table(cells: Arrays, columns: Columns, where: str) -> Table:
     """Rows from the cells of a table; `where` names it in errors."""
     _check_heading(cells, columns, where, (columns.target,))
     inputs, clipped = _encoded_inputs(cells, columns, where)
-    target = _Cells(columns.target_column, cells[columns.target], columns, where)
+    target = _Cells(columns.target_column, cells[columns.target], columns, where, cells)
     if columns.classes:
         return Table(inputs, target.positions(), clipped)
     values, outside = target.scaled()
@@ -93,7 +103,7 @@ def _check_heading(cells: Arrays, columns: Columns, where: str, also: tuple[str,
     """Refuse a table that lacks an input, or what is needed beside them, or that has a column nobody described."""
     needed = (*(column.name for column in columns.features), *also)
     lacking = [name for name in needed if name not in cells]
-    unknown = [name for name in cells if name not in (*needed, columns.target)]
+    unknown = [name for name in cells if name not in (*needed, columns.target, *columns.drop)]
     if lacking or unknown:
         what = f"no column {lacking[0]!r}" if lacking else f"column {unknown[0]!r}"
         otherwise = "give the table that column" if lacking else "list the column under drop"
@@ -107,7 +117,7 @@ def _encoded_inputs(cells: Arrays, columns: Columns, where: str) -> tuple[Floats
     """The inputs of every row, and how many of their numbers were clipped."""
     parts, clipped = list[Floats](), 0
     for column in columns.features:
-        own = _Cells(column, cells[column.name], columns, where)
+        own = _Cells(column, cells[column.name], columns, where, cells)
         if column.categories is not None:
             parts.append(np.eye(column.width, dtype=np.float32)[own.positions()])
             continue
@@ -125,16 +135,20 @@ class _Cells:
     cells: NDArray[Any]
     columns: Columns
     where: str
+    others: Arrays
 
     def scaled(self) -> tuple[Floats, int]:
         """Numbers as inputs, substitutes in place of missing ones, and how many of them were clipped."""
         assert self.column.range is not None
         low, high = self.column.range
         missing = missing_cells(self.cells, self.columns.missing_words)
-        values = numbers_of(self.cells, missing)
+        values = numbers_of(self.cells, missing, self.columns.decimal) if self.column.until is None else self._times()
+        needed, written = ("a finite number is", f"1234{self.columns.decimal}5")
+        if self.column.until is not None:
+            needed, written = (f"dates, here and in {self.column.until}, are", "2026-01-31 or 31.1.2026")
         self._refuse(
-            ~np.isfinite(values) & ~missing, "a finite number is needed here",
-            "write it as 1234.5 is written, or list it in missing_words if it stands for nothing",
+            ~np.isfinite(values) & ~missing, f"{needed} needed here",
+            f"write it as {written} is written, or list it in missing_words if it stands for nothing",
         )  # fmt: skip
         self._refuse_missing(missing)
         values = np.where(missing, 0.0 if self.column.missing == REFUSE else self.column.missing, values)
@@ -142,6 +156,13 @@ class _Cells:
         start, stop = self.columns.scale_to
         scaled = start + (stop - start) * ((within - low) / (high - low))
         return scaled.astype(np.float32), int((within != values).sum())
+
+    def _times(self) -> NDArray[np.float64]:
+        """The years or days from each date on, until a date or the one in another column."""
+        until = self.column.until or ""
+        end = self.others[until] if until in self.others else np.array([until])
+        days = days_of(end) - days_of(self.cells)
+        return days if self.column.years_until is None else days / DAYS_OF_A_YEAR
 
     def positions(self) -> NDArray[np.int64]:
         """The position of each row's category, with what stands for missing and for unknown ones."""
@@ -216,7 +237,7 @@ def given_columns(columns: GivenColumns) -> Columns:
 
 def _given_table(table: GivenTable, columns: Columns, name: str) -> Table:
     where = str(table) if isinstance(table, str | PathLike) else name
-    return encode_table(given_cells(table, columns.drop, where), columns, where)
+    return encode_table(given_cells(table, columns.unread, where), columns, where)
 
 
 def is_folder_of_tables(data: DataSettings) -> bool:

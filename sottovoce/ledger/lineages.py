@@ -10,11 +10,14 @@ from sottovoce.core.participation import Adjacency
 from sottovoce.errors import InputError
 from sottovoce.privacy.composition import Composition, GaussianLoss, Loss, compose, loss_document, read_loss
 from sottovoce.privacy.covering_views import Coverage
-from sottovoce.privacy.gaussian_dp import mu_of
+from sottovoce.privacy.gaussian_dp import epsilon_of, mu_of
 from sottovoce.support.config import Document
-from sottovoce.support.text import JSON
+from sottovoce.support.text import JSON, to_json
 
 NOTHING = GaussianLoss(0.0)
+SHARES = (1.0, 0.98, 0.9, 0.7, 0.4, 0.1)
+"""Of what would fit if all losses were Gaussian, which they are not all: tried in this order."""
+
 EVERYBODY = Coverage(everyone=True, colluders=None)
 
 
@@ -158,13 +161,30 @@ class Lineage:
         return max(0.0, math.nextafter(self.budget.epsilon - total, -math.inf)) if total else self.budget.epsilon
 
     def mu_left(self) -> float | None:
-        """The largest mu of a further Gaussian run that fits, rounded down; None unless all runs are Gaussian."""
-        mu = self.counted.mu
-        if self.budget is None or mu is None:
+        """Up to which mu a further run without sampling fits, by the exact composition; None without a budget."""
+        if self.budget is None:
             return None
-        squared = mu_of(self.budget.epsilon, self.budget.delta) ** 2 - mu**2
-        left = math.sqrt(squared) * (1 - 1e-12) if squared > 0 else 0.0
-        return left if self._fits(GaussianLoss(left)) else 0.0
+        total = self.counted
+        counted = total.epsilon(self.budget.delta) if total.mu is None else None
+        if counted is not None and not 0 < counted < self.budget.epsilon:
+            return 0.0
+        mu = total.mu if counted is None else mu_of(counted, self.budget.delta)
+        squared = mu_of(self.budget.epsilon, self.budget.delta) ** 2 - (mu or 0.0) ** 2
+        gaussian = math.sqrt(squared) * (1 - 1e-12) if squared > 0 else 0.0
+        return next((mu for share in SHARES if self._fits(GaussianLoss(mu := share * gaussian))), 0.0)
+
+    def epsilon_fits(self) -> float | None:
+        """The same as an epsilon at the budget's delta."""
+        mu = self.mu_left()
+        if mu is None or self.budget is None:
+            return None
+        return epsilon_of(mu, self.budget.delta) if self.counted.epsilon(self.budget.delta) else self.budget.epsilon
+
+    def spent_in_all(self, delta: float) -> dict[str, JSON]:
+        """What all runs on these records have spent, run by run and together, for those who read of one of them."""
+        begun = [run for run in self.runs if run.round]
+        each = [{"run": run.planned.name, "epsilon": to_json(compose([run.spent]).epsilon(delta))} for run in begun]
+        return {"lineage": self.name, "delta": delta, "epsilon": to_json(self.spent.epsilon(delta)), "runs": each}
 
     def _fits(self, further: Loss) -> bool:
         assert self.budget is not None

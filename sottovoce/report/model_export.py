@@ -27,7 +27,7 @@ from sottovoce.learning.exported_model import (
 )
 from sottovoce.report.quality import quality_rows
 from sottovoce.report.sweep_report import markdown_table
-from sottovoce.report.wording import headline_sentence, not_covered
+from sottovoce.report.wording import headline_sentence, not_covered, spent_text
 from sottovoce.run.finished_run import FinalModel, FinishedRun, open_final_model
 from sottovoce.run.folder_check import MEASURED_TOLERANCE, FolderCheck, Given, as_read
 from sottovoce.run.layout import EXPORT
@@ -223,6 +223,7 @@ def _privacy(found: FinalModel) -> list[str]:
         return [UNCOVERED, *stated, "Not covered in any case:", left_out]
     return [
         headline_sentence(privacy, names),
+        *(f"Of all runs, {name}: {text}." for name, text in spent_text(found.run.result).items()),
         f"{privacy.headline.final_models.sentence}: the figure counts this model as handed on.",
         "It assumes:", "\n".join(f"- {one.sentence}" for one in privacy.headline.assumptions),
         "Not covered:", left_out,

@@ -17,7 +17,7 @@ from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.views import ViewKind
 from sottovoce.report.quality import quality_answers
-from sottovoce.report.wording import adversary, not_covered, percent
+from sottovoce.report.wording import adversary, not_covered, percent, spent_text
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_documents import RunDocuments
 from sottovoce.support.config import Document
@@ -46,7 +46,7 @@ def plain_words(run: RunDocuments, names: Sequence[str] | None, n: int, without_
         "questions": [
             *first,
             ["What was trained, and by whom?", _what_was_done(run, who)],
-            ["Who could learn what, and how surely?", _learnable(privacy, who)],
+            ["Who could learn what, and how surely?", [*_learnable(privacy, who), *_in_all(run)]],
             ["What if some of them work together?", [_together(privacy, who)]],
             ["What is not covered?", _uncovered(run)],
             good,
@@ -138,6 +138,12 @@ def _learnable(privacy: PrivacyDocument, who: Parties) -> list[str]:
         "number is to 50 %, the less they can learn; near 100 % hardly anything is hidden.",
         f"Experts call this epsilon {round_up(headline.epsilon)} at delta {privacy.delta:g}. {_symbols(privacy.delta)}",
     ]
+
+
+def _in_all(run: RunDocuments) -> list[str]:
+    """What other runs on the same records add, where a ledger knew them."""
+    found = spent_text(run.result).items()
+    return [f"That is of this run alone. Until its end, {name}: {text}." for name, text in found]
 
 
 def _symbols(delta: float) -> str:

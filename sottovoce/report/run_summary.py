@@ -28,6 +28,7 @@ from sottovoce.report.wording import (
     percent,
     protects,
     rounded,
+    spent_text,
     sums_text,
 )
 from sottovoce.run.folder_check import FolderCheck
@@ -221,6 +222,7 @@ def _facts(run: RunDocuments, n: int, names: Sequence[str] | None) -> list[list[
         ["seed", f"{settings.seed}, public"],
         ["noise key", _noise_key_sentence(settings)],
         *([] if member is None else _heard(run.result)),
+        *([name, text] for name, text in spent_text(run.result).items()),
         ["folder", str(run.folder)],
     ]
 

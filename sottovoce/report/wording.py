@@ -14,7 +14,7 @@ from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.support.config import Document
-from sottovoce.support.text import join_names
+from sottovoce.support.text import from_json, join_names
 
 KINDS = {
     "any-training": "Proven for any training: whatever the model is, and however nodes react to what they hear.",
@@ -189,6 +189,20 @@ def _who_is(view: View, names: Sequence[str] | None) -> str:
     several = view.size > 1 if view.kind is ViewKind.ANY_COALITION else len(view.members) > 1
     pause = "" if view.kind is ViewKind.EVERYONE and view.final_models is FinalModels.NONE else ","
     return f"{adversary(view, names)}{pause} {'are' if several else 'is'}"
+
+
+def spent_text(result: Document) -> dict[str, str]:
+    """What the same records have spent in all, by run, where a ledger knew it; nothing of other runs.
+
+    >>> spent_text({"spent_in_all": {"runs": [{"run": "a", "epsilon": 2.0}], "epsilon": 2.0, "delta": 1e-05}})
+    {'spent on the same records': 'epsilon 2 in all, at delta 1e-05: a 2'}
+    """
+    found = result.get("spent_in_all")
+    if found is None:
+        return {}
+    runs = ", ".join(f"{one['run']} {round_up(from_json(one['epsilon']))}" for one in found["runs"])
+    total = round_up(from_json(found["epsilon"]))
+    return {"spent on the same records": f"epsilon {total} in all, at delta {found['delta']:g}: {runs}"}
 
 
 def sums_text(result: Document) -> dict[str, str]:

@@ -464,6 +464,7 @@ class _Training:
             "name": self.experiment.name, "seed": self.experiment.seed, **{key: self.privacy[key] for key in STATED},
             "metrics": self.files.last_line(), "held_out": scores, "seconds": round(seconds, 3),
             "folder": str(self.files.folder),
+            **({} if self.ledger is None else {"spent_in_all": self.ledger.spent_in_all(self.privacy["delta"])}),
         }  # fmt: skip
         self.files.write_document(self.files.result, result)
         return result

@@ -19,6 +19,7 @@ from sottovoce.privacy.covering_views import NAMED_ONLY
 from sottovoce.privacy.guarantee import Kind
 from sottovoce.privacy.views import ViewKind
 from sottovoce.run.privacy_document import PrivacyDocument
+from sottovoce.support.config import Document
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ class RunLedger:
         """Refuse to go on after so many rounds if fewer are recorded."""
         assert self._spending is not None
         _require_ahead(self._file.path, self._planned.name, self._spending.recorded(self._planned.run), played)
+
+    def spent_in_all(self, delta: float) -> Document:
+        """What all runs on the same records have spent by now."""
+        assert self._spending is not None
+        return self._spending.lineage(self._file.lineage).spent_in_all(delta)
 
     def spend(self, round: int) -> int:
         """Record what a round costs, before it is played; the last round that is covered now."""

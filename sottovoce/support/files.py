@@ -74,11 +74,20 @@ def read_bytes(path: Path, *, follow_links: bool = False) -> bytes:
     return content
 
 
-def read_text(path: Path, rule: str, remedy: str) -> str:
-    """The text of a file that the user names; `rule` and `remedy` are what a message says about a file that is none."""
+def read_text(path: Path, rule: str, remedy: str, *, else_as: str | None = None) -> str:
+    """The text of a file that the user names; `rule` and `remedy` are what a message says about a file that is none.
+
+    What is no UTF-8 may be read in another encoding.
+    """
     check_name(path)
     try:
-        return decode_text(read_bytes(path, follow_links=True))
+        content = read_bytes(path, follow_links=True)
+        try:
+            return decode_text(content)
+        except UnicodeDecodeError:
+            if else_as is None or b"\0" in content:
+                raise
+            return content.decode(else_as)
     except UnicodeDecodeError:
         raise InputError(f"{path}: not UTF-8 text", rule, remedy) from None
     except OSError as error:

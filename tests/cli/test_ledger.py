@@ -11,8 +11,10 @@ import shutil
 import pytest
 
 from sottovoce.cli import run as run_command
+from sottovoce.core.participation import Adjacency
+from sottovoce.ledger.lineages import Budget, Lineage, PlannedRun, RunSpending, Stage
 from sottovoce.privacy.composition import GaussianLoss, SampledLoss, compose
-from sottovoce.privacy.rounding import round_up
+from sottovoce.privacy.rounding import round_down, round_up
 from sottovoce.run import execute
 from tests.cli.test_schemas import fits
 
@@ -207,7 +209,7 @@ def test_one_lineage_is_shown_alone_and_a_budget_says_what_it_was_and_by_how_muc
     assert sotto("ledger my.ledger --lineage b --csv")[1].count("\n") == 1
     code, out, err = sotto("ledger my.ledger --lineage dtaa")
     assert (code, out, "my.ledger has: data, b" in err) == (2, "", True)
-    assert sotto(f"ledger my.ledger --budget {spent!r}")[1].count("left: 0.\n") == 1, "and no run of mu 0"
+    assert sotto(f"ledger my.ledger --budget {spent!r}")[1].count("no further run fits") == 1, "and no run of mu 0"
     code, out, err = sotto("ledger my.ledger --budget 0.5")
     assert (
         err
@@ -230,3 +232,40 @@ def test_a_key_that_another_run_of_the_ledger_had_is_refused(folder, sotto):
     assert (code, "its noise key was used by run try" in line) == (2, True)
     assert not (folder / "two").exists()
     assert sotto("run named.toml --ledger my.ledger --out three --set training.bound=2.0 --set seed=1")[0] == 0
+
+
+def test_what_fits_is_an_epsilon_that_fits_and_runs_say_what_their_records_have_spent(folder, sotto):
+    """After epsilon 4 of 6, one of 4 fits: what is left is no difference."""
+    study = "run try.toml --ledger my.ledger --set privacy.epsilon=4.0 --set name={}"
+    (folder / "try.toml").write_text(TOML.replace(", sigma = 4.0", ""))
+    assert sotto("ledger my.ledger --budget 6")[0] == 0
+    assert sotto(study.format("first"))[0] == 0
+    (found,) = json.loads(sotto("ledger my.ledger --json")[1])["lineages"]
+    assert found["left"] < 2.01
+    assert 4.0 < found["fits"] < 4.05
+    assert f"epsilon up to {round_down(found['fits'])} fits" in sotto("ledger my.ledger")[1]
+    for epsilon, code in ((found["fits"] * 1.01, 3), (round_down(found["fits"]), 0)):
+        assert sotto(study.format("second") + f" --set privacy.epsilon={epsilon}")[0] == code
+    in_all = json.loads((folder / "runs/second/result.json").read_text())["spent_in_all"]
+    assert [one["run"] for one in in_all["runs"]] == ["first", "second"]
+    assert in_all["epsilon"] == json.loads(sotto("ledger my.ledger --json")[1])["lineages"][0]["spent"]
+    assert 5.9 < in_all["epsilon"] <= 6
+    page = (folder / "runs/second/report.html").read_text()
+    assert f"epsilon {round_up(in_all['epsilon'])} in all" in page
+    assert "spent_in_all" not in json.loads((folder / "runs/second/config.json").read_text())
+
+
+def test_what_is_said_to_fit_beside_sampled_batches_fits(tmp_path):
+    sampled = SampledLoss(noise=4.0, share=0.1, rounds=20)
+    run = RunSpending("data", planned_with(sampled), 20, is_open=False)
+    found = Lineage("data", Budget(4.0, DELTA), (run,))
+    assert found.mu_left() > 0.3
+    assert compose([sampled, GaussianLoss(found.mu_left())]).epsilon(DELTA) <= 4.0
+    assert Lineage("data", Budget(0.01, DELTA), (run,)).epsilon_fits() == 0
+
+
+def planned_with(loss) -> PlannedRun:
+    return PlannedRun(
+        run="a", name="sampled", rounds=20, loss=loss, stages=(Stage(20, loss),), refundable=False,
+        adjacency=Adjacency.RECORD, data="data",
+    )  # fmt: skip

@@ -143,8 +143,8 @@ MISFITS = [
     ("patient,", "person,", "column 'person'; a table must have exactly the columns"),
     ("age,ward", "age,age", "two columns called 'age'"),
     ("patient,", ",", "a column without a name"),
-    ('"Roe ""R"""', '"Roe', "table.csv, row 2: unexpected end of data; a .csv file in UTF-8 is needed"),
-    ("east", "\udcff", "a .csv file in UTF-8 is needed"),
+    ('"Roe ""R"""', '"Roe', "table.csv, row 2: unexpected end of data; a .csv file is needed"),
+    ("east", "\udc81", "a .csv file is needed"),
 ]
 
 
@@ -156,10 +156,10 @@ def test_what_does_not_fit_is_named(table, old, new, reason):
     assert reason in str(refusal.value)
 
 
-def test_a_file_of_a_spreadsheet_where_commas_are_part_of_numbers(table):
+def test_a_file_of_a_spreadsheet_where_semicolons_are_between_cells(table):
     table.write_text(CSV.replace(",", ";"))
-    with pytest.raises(InputError, match=r"one column, called 'patient;again;age;ward'; cells are separated by commas"):
-        read_table(table, columns())
+    found = read_table(table, columns())
+    np.testing.assert_array_equal(found.inputs, np.array(ROWS, dtype=np.float32))
 
 
 def test_a_long_cell_of_a_column_that_is_dropped_disturbs_nobody(table):
@@ -284,7 +284,7 @@ def test_a_guess_takes_words_among_numbers_for_missing_cells(tmp_path):
     folder.mkdir()
     (folder / "East.csv").write_text("age,again\n61,no\nNA,yes\n")
     (folder / "West.csv").write_text("age,again\n,no\n34,NA\n")
-    found = guess_columns(folder, read_all_cells(folder))
+    found = guess_columns(folder, read_all_cells(folder)).columns
     assert (found.missing_words, found.columns[0].range) == (["NA"], [34.0, 61.0])
     assert found.classes == ("no", "yes")
     (folder / "West.csv").write_text("years,again\n3,no\n")
@@ -294,14 +294,15 @@ def test_a_guess_takes_words_among_numbers_for_missing_cells(tmp_path):
 
 def test_a_guess_fits_the_table_that_it_is_from(table):
     table.write_text(CSV.replace("NA", "").replace(" east", "east"))
-    guessed = guess_columns(table, read_all_cells(table), "again")
+    guess = guess_columns(table, read_all_cells(table), "again")
+    guessed = guess.columns
     (age,) = [column for column in guessed.columns if column.name == "age"]
     assert age.range == [-3.0, 120.5]
-    text = columns_text(guessed)
+    text = columns_text(guess)
     assert "not private" in text.splitlines()[0]
     assert parse_columns(tomllib.loads(text), "here") == guessed
     with pytest.raises(InputError, match="no replacement for a missing cell is given"):
         read_table(table, guessed)
     filled = CSV.replace("NA", "50").replace("3,no,,", "3,no,1,").replace("120.5,", "120.5,west")
     table.write_text(filled)
-    assert read_table(table, guess_columns(table, read_all_cells(table), "again")).clipped == 0
+    assert read_table(table, guess_columns(table, read_all_cells(table), "again").columns).clipped == 0
