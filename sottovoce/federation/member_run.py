@@ -124,8 +124,8 @@ class MemberRun:
             "topology": privacy["topology"], "rounds": experiment.training.rounds, "sigma": privacy["sigma"],
             "adjacency": experiment.privacy.adjacency, "delta": experiment.privacy.delta,
             "headline": privacy["headline"], "metrics": self.files.lines()[-1], "held_out": scores,
-            "seconds": round(seconds, 3), "folder": str(self.files.folder), "spent_in_all": in_all, "member": self.identity.member.name,
-            **heard_over_run(self.files.folder, sums=self.masks is not None),
+            "seconds": round(seconds, 3), "folder": str(self.files.folder), "member": self.identity.member.name,
+            "spent_in_all": in_all, **heard_over_run(self.files.folder, sums=self.masks is not None),
         }  # fmt: skip
         self.files.write_document(self.files.result, result)
         self.watch.metrics.set("finished", 1)
