@@ -131,12 +131,13 @@ def check_one_form(as_csv: bool) -> None:
 
 
 def options_given(context: Context) -> dict[str, str]:
-    """What stands on the command line, by its name in the code, as it is typed there: `--view`, or `RUNS`."""
+    """What stands on the command line, by its name in the code, as help has it: `--view`, or `RUNS`."""
     found = {}
     for parameter in context.command.params:
         source = context.get_parameter_source(str(parameter.name))
         if source is not None and source.name == "COMMANDLINE":
-            found[str(parameter.name)] = parameter.opts[0]
+            typed = parameter.opts[0]
+            found[str(parameter.name)] = typed if typed.startswith("-") else typed.upper()
     return found
 
 

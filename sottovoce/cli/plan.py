@@ -73,8 +73,11 @@ def plan_(
 
     given = options_given(context)
     if serve or port:
-        refuse_given({given[name]: name not in OF_PAGE for name in given}, "the page asks for it", "leave out {}")
         refuse_given({"--port": not serve}, "it is the port of a page", "add --serve", beside=" without --serve")
+        refuse_given(
+            {given[name]: name not in OF_PAGE for name in given}, "the page itself asks for all but --graph",
+            "leave out {}", beside=" with --serve",
+        )  # fmt: skip
         _serve(asked.graph, port)
         return
     if file is not None:

@@ -150,6 +150,9 @@ def test_a_plan_takes_its_question_from_a_run_file(sotto, wards):
         ("plan run.toml", "patients without a target"),
         ("plan run.toml --epsilon 4 --records 3", "--records with run.toml; the run file already says this"),
         ("plan --graph ring:4 --epsilon 4", "no --records without a run file"),
+        ("plan run.toml --serve", "FILE with --serve"),
+        ("plan --graph ring:4 --serve --rounds 100", "--rounds with --serve"),
+        ("plan --port 5", "--port without --serve"),
         ("plan --graph ring:4 --epsilon 4 --records 3 --data wards", "--data without a run file"),
     ):
         code, out, err = sotto(line)
