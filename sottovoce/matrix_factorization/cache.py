@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from sottovoce.core.participation import Participation
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import SottovoceError
 from sottovoce.matrix_factorization.result import sensitivity_squared
-from sottovoce.support.files import write
+from sottovoce.support.files import write_bytes
 from sottovoce.support.npz import read_npz
 from sottovoce.support.text import JSON
 
@@ -35,9 +35,6 @@ FORMAT = 4
 
 LARGEST = 1e100
 """Numbers beyond this have no square that can be computed with."""
-
-ABANDONED = 3600.0
-"""Seconds after which a file that was never finished belongs to a writer that was killed."""
 
 
 class Stored(NamedTuple):
@@ -103,7 +100,6 @@ def store(file: Path, found: Stored) -> None:
     """Store a result; a folder that cannot be written is no error."""
     with contextlib.suppress(OSError, SottovoceError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        for left in file.parent.glob("*.part"):
-            if time.time() - left.stat().st_mtime > ABANDONED:
-                left.unlink(missing_ok=True)
-        write(file, lambda part: np.savez_compressed(part, key=np.array(file.stem), **found._asdict()))
+        content = io.BytesIO()
+        np.savez_compressed(content, key=np.array(file.stem), **found._asdict())
+        write_bytes(file, content.getvalue())

@@ -15,7 +15,7 @@ from scipy import sparse
 from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.sparsity import columns_touched, rows_touching
-from sottovoce.privacy.row_space import PRIMES, SIMPLE, Echelon, Exact, Modulo, dense, meant, random_prime
+from sottovoce.privacy.row_space import PRIMES, SIMPLE, Echelon, Exact, Modulo, TooLarge, dense, meant, random_prime
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.support.memo import once_for_each
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
@@ -23,8 +23,8 @@ from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
 ROUNDING = 2.0**-50
 """Of a sum of products of stored weights, rounding leaves at most this share of its terms."""
 
-ELIMINATIONS = 5e8
-"""Multiplications modulo a prime up to which it is decided by elimination: some seconds."""
+ENTRIES, ELIMINATIONS = 5e7, 2e9
+"""Entries of messages and models, and multiplications modulo a prime, up to which it is decided by elimination."""
 
 
 def covered_final_models(system: LinearSystem, view: View) -> FinalModels:
@@ -145,7 +145,7 @@ def _spanned_by_own_columns(left: sparse.csr_array, others: sparse.csr_array) ->
 def _spanned_exactly(rows: sparse.csr_array, by: sparse.csr_array) -> bool:
     """Columns stand for inputs in units of their own, so each is measured by its own largest entry."""
     both = sparse.vstack([by, rows], format="csr")
-    if float(both.shape[0]) ** 2 * both.shape[1] > ELIMINATIONS:
+    if float(both.shape[0]) * both.shape[1] > ENTRIES:
         return False
     both.data /= abs(both).max(axis=0).toarray().ravel()[both.indices]
     whole = Exact.near(both, meant)
@@ -153,8 +153,11 @@ def _spanned_exactly(rows: sparse.csr_array, by: sparse.csr_array) -> bool:
         return False
     for _ in range(PRIMES):
         modulo = Modulo(random_prime())
-        echelon, residues = Echelon(modulo, both.shape[1]), dense(modulo, whole)
-        echelon.add(residues[: by.shape[0]])
-        if echelon.add(residues[by.shape[0] :]):
+        echelon, residues = Echelon(modulo, both.shape[1], most=ELIMINATIONS), dense(modulo, whole)
+        try:
+            echelon.add(residues[: by.shape[0]])
+            if echelon.add(residues[by.shape[0] :]):
+                return False
+        except TooLarge:
             return False
     return True

@@ -253,9 +253,10 @@ class Modulo:
 
 class Echelon:
     """Rows in echelon form, with pivots among the first columns; `bare` are columns after these in which a combination
-    of rows has an entry that has none in the first ones."""
+    of rows has an entry that has none in the first ones. More than `most` multiplications are refused."""
 
-    def __init__(self, modulo: Modulo, pivots: int, others: int = 0) -> None:
+    def __init__(self, modulo: Modulo, pivots: int, others: int = 0, *, most: float = math.inf) -> None:
+        self._left = most
         self._modulo, self._width = modulo, pivots
         self._rows, self._pivots = list[Integers](), list[int]()
         self.bare = np.zeros(others, dtype=bool)
@@ -286,6 +287,9 @@ class Echelon:
     def _reduce_(self, rows: Integers, row: Integers, pivot: int) -> None:
         """Take the row off others, so that nothing is left of them at the pivot."""
         there = np.flatnonzero(rows[:, pivot])
+        self._left -= there.size * len(row)
+        if self._left < 0:
+            raise TooLarge
         if there.size:
             left = rows[there] - self._modulo.multiplied(rows[there, pivot][:, None], row[None])
             left += (left >> 63) & self._modulo.prime
