@@ -219,34 +219,21 @@ class RunReconstruction:
             "of": self.all_rounds, "nodes": [node.document() for node in self.nodes],
         }  # fmt: skip
 
-
-@dataclass(frozen=True)
-class Reconstructions:
-    """The result for one or several runs."""
-
-    runs: tuple[RunReconstruction, ...]
-
-    def document(self) -> Document:
-        """As JSON."""
-        documents = [run.document() for run in self.runs]
-        return documents[0] if len(documents) == 1 else {"each": documents}
-
     def table(self) -> list[list[str]]:
-        """The nodes of the first run."""
-        first = self.runs[0]
-        heading = [f"node seen by {first.attacker}", "hops", "gradients reconstructed", "smallest error", "in round"]
+        """A row for each node."""
+        heading = [f"node seen by {self.attacker}", "hops", "gradients reconstructed", "smallest error", "in round"]
         rows = [
             [
-                str(one.node), str(one.distance), f"{one.solved_rounds} of {first.attacked_rounds}",
+                str(one.node), str(one.distance), f"{one.solved_rounds} of {self.attacked_rounds}",
                 error_text(one.error), "" if one.round is None else str(one.round),
             ]
-            for one in first.nodes
+            for one in self.nodes
         ]  # fmt: skip
         return [heading, *rows]
 
     def notes(self) -> list[str]:
-        """Says that only one run is shown where there are several."""
-        return [] if len(self.runs) == 1 else ["Only the first run is shown."]
+        """The table says it all."""
+        return []
 
 
 def error_text(error: float) -> str:
@@ -260,17 +247,12 @@ def error_text(error: float) -> str:
     return "exactly" if error < EXACT else f"± {error:.4g}"
 
 
-def attack_runs(finished_runs: Sequence[FinishedRun], options: AttackOptions) -> Reconstructions:
-    """The attack of one node, node 0 unless given, on each run by itself."""
-    attacker = 0 if options.attacker is None else options.attacker
-    return Reconstructions(tuple(reconstruct_run(run, attacker) for run in finished_runs))
-
-
-def reconstruct_run(finished_run: FinishedRun, attacker: int) -> RunReconstruction:
-    """For each other node the error with which the attacker can reconstruct its gradients, in units of gradients.
+def attack_runs(finished_runs: Sequence[FinishedRun], options: AttackOptions) -> RunReconstruction:
+    """For each other node the error with which one node, node 0 unless given, can reconstruct its gradients.
 
     Long runs are attacked in as many first rounds as can be solved.
     """
+    finished_run, attacker = finished_runs[0], options.attacker or 0
     training_run = finished_run.training_run
     views.node(attacker).check(training_run.topology.n)
     rounds = _solvable_rounds(finished_run, attacker)

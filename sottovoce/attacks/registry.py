@@ -156,7 +156,7 @@ ATTACKS = (
         page_figure=PageFigure.ROC_CURVE,
     ),
     Attack(
-        name="reconstruction", module="reconstruction", needs_recording=False,
+        name="reconstruction", module="reconstruction", needs_recording=False, several_runs=False,
         description="The **reconstruction** attack solves the linear system of the messages for gradients.",
         page_figure=PageFigure.RECONSTRUCTION_TABLE,
     ),

@@ -53,8 +53,6 @@ from sottovoce.support.text import JSON
 
 Array = NDArray[np.float64]
 
-AIMS = ("mu", "epsilon")
-
 CANDIDATES, CAUTION = 200, 100
 """A half chooses among so many thresholds, by bounds with so many times less error: or else luck in the tails wins."""
 
@@ -167,7 +165,6 @@ def audit_scores(
     with_canary: ArrayLike,
     *,
     threshold: float | Sequence[float] | None = None,
-    aim: str = "mu",
     delta: float = 1e-5,
     confidence: float = 0.95,
     seed: int = 0,
@@ -175,21 +172,19 @@ def audit_scores(
     """Lower bounds from the scores of runs without and with the canary; larger scores indicate the canary.
 
     A given `threshold` must be fixed beforehand; several of them share the probability of error. With None, a random
-    half of the scores chooses one, aiming at mu or at epsilon (`aim`), and only the other half counts.
+    half of the scores chooses the one that bounds mu best, and only the other half counts.
     """
     error, delta = check_confidence(confidence), check_delta(delta)
-    if aim not in AIMS:
-        raise InputError(f"aim {aim!r}", f"known: {', '.join(AIMS)}", "choose one of them")
     negatives, positives = score_array(without, "without the canary"), score_array(with_canary, "with the canary")
     if threshold is None:
         rng = np.random.default_rng(seed)
         (first_negatives, negatives), (first_positives, positives) = _halves(negatives, rng), _halves(positives, rng)
         _enough(min(len(first_negatives), len(first_positives)), error, "scores in each half")
-        levels = _choose(first_negatives, first_positives, aim, delta, error)
+        levels = _choose(first_negatives, first_positives, delta, error)
     else:
         levels = _levels(threshold)
     _enough(min(len(negatives), len(positives)), error / len(levels), "scores")
-    return _best(_count(negatives, positives, levels), levels, aim, delta, confidence)
+    return _best(_count(negatives, positives, levels), levels, delta, confidence)
 
 
 def mu_of_rates(false_alarm: Array, miss: Array) -> Array:
@@ -227,10 +222,10 @@ def _bounds(counts: Counts, delta: float, error: float) -> dict[str, Array]:
     return {"mu": mu_of_rates(a, b), "epsilon": epsilon_of_rates(a, b, delta)}
 
 
-def _best(counts: Counts, levels: Array, aim: str, delta: float, confidence: float) -> Audit:
+def _best(counts: Counts, levels: Array, delta: float, confidence: float) -> Audit:
     error = (1 - confidence) / len(levels)
     found = _bounds(counts, delta, error)
-    at = int(np.argmax(found[aim]))
+    at = int(np.argmax(found["mu"]))
     least = (
         lower_limit(counts.alarms, counts.negatives, error / 2),
         lower_limit(counts.misses, counts.positives, error / 2),
@@ -252,12 +247,11 @@ def _best(counts: Counts, levels: Array, aim: str, delta: float, confidence: flo
     )
 
 
-def _choose(negatives: Array, positives: Array, aim: str, delta: float, error: float) -> Array:
+def _choose(negatives: Array, positives: Array, delta: float, error: float) -> Array:
     """The threshold that bounds best on these scores."""
     levels = np.quantile(np.concatenate([negatives, positives]), np.linspace(0, 1, CANDIDATES), method="nearest")
     found = _bounds(_count(negatives, positives, levels), delta, error / CAUTION)
-    order = np.lexsort((found["mu"], found[aim]))
-    return levels[order[-1:]]
+    return levels[[int(np.argsort(found["mu"], kind="stable")[-1])]]
 
 
 def _levels(threshold: float | Sequence[float]) -> Array:

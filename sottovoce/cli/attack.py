@@ -79,24 +79,24 @@ def attack(
     if picture is not None and not chosen.takes(Taken.PICTURE):
         drawing = _names(attacks_with(Taken.PICTURE))
         raise InputError(f"--picture with {name}", f"only {drawing} draws", f"add --attack {drawing}")
+    if len(runs) > 1 and not chosen.several_runs:
+        raise InputError(f"{len(runs)} runs with --attack {name}", "it attacks one run", "attack them one by one")
     with activity("opening"):
         finished_runs = [open_run(folder, data) for folder in runs]
     for folder in runs:
         stored_attacks(folder)  # a damaged attack.json is refused before any work
     if picture is not None:
         picture = check_writable(picture)
-    attacked = finished_runs if chosen.several_runs else finished_runs[:1]
     with activity(chosen.progress or name) as work:
         options = AttackOptions(
-            attacker=None if attacker is None else attacked[0].node(attacker), view=view, samples=samples,
+            attacker=None if attacker is None else finished_runs[0].node(attacker), view=view, samples=samples,
             shadows=shadows, confidence=confidence, seed=seed, jobs=jobs, progress=work.tell, note=print_note,
         )  # fmt: skip
-        result = run_attack(chosen, attacked, options)
+        result = run_attack(chosen, finished_runs, options)
     if picture is not None:
         _draw(result, picture)
-    folders = [run.folder for run in attacked]
-    document = store_attack(folders, name, result_document(chosen, result, options))
-    for folder in folders:
+    document = store_attack(runs, name, result_document(chosen, result, options))
+    for folder in runs:
         write_page_of(folder, again=True, data=data)
     answer(document, result.table(), *result.notes())
 

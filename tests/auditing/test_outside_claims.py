@@ -255,6 +255,33 @@ def test_opacus_is_noise_on_the_sum_in_units_of_the_clipping_norm():
     assert (found.noise_multiplier, found.share, found.adjacency) == (pytest.approx(1.1), 0.1, "add-remove")
 
 
+ROOT = math.sqrt(2 * math.log(1.25e5))
+AT_LIBRARYS = {
+    "clipping_norm=1,sensitivity=1,epsilon=1,delta=1e-5,rounds=1": ("flower", ROOT / 2, 1, 1.0),
+    "clipping_norm=3,sensitivity=2,epsilon=0.5,delta=1e-5,rounds=50": ("flower", 2 * ROOT / 0.5 / 6, 50, 1.0),
+    "noise_multiplier=1.1,max_grad_norm=2,rounds=100,batch=100,records=1050": ("opacus", 1.1, 100, 1 / 11),
+    "noise_multiplier=1.1,max_grad_norm=2,rounds=100,batch=100,records=1050,drop_last=true": (
+        "opacus", 1.1, 100, 1 / 10,
+    ),
+    "noise_multiplier=0.8,max_grad_norm=1,rounds=3,batch=full,records=7": ("opacus", 0.8, 3, 1.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", AT_LIBRARYS)
+def test_presets_enclose_the_figure_of_another_library(text):
+    from dp_accounting.pld import privacy_loss_distribution
+
+    preset, multiplier, rounds, share = AT_LIBRARYS[text]
+    one = privacy_loss_distribution.from_gaussian_mechanism(
+        multiplier, sampling_prob=share, value_discretization_interval=1e-4
+    )
+    epsilon = one.self_compose(rounds).get_epsilon_for_delta(1e-5)
+    least, most = mechanism(text, preset).epsilon(1e-5)
+    assert least <= epsilon * (1 + 1e-4)
+    assert most >= epsilon * (1 - 2e-3)  # the library rounds up, and its steps add 1e-4 a round
+    assert most - least < 0.02 * most
+
+
 def test_signs_by_counting_every_outcome():
     e, count = 0.8, 5
     shares = {e: 0.5, -e: math.exp(-e) / 2, 0.0: 0.5 - math.exp(-e) / 2}
