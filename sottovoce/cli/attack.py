@@ -40,28 +40,26 @@ def attack_names() -> list[str]:
 
 @app.command()
 def attack(
-    runs: Annotated[
-        list[Path], Argument(help="Folders of finished runs; several are taken as seeds of one experiment.")
-    ],
-    name: Annotated[
-        str, Option("--attack", help=f"{_names(ATTACKS)}.", autocompletion=offering("cli.attack:attack_names"))
-    ] = ATTACKS[0].name,
+    runs: list[Path] = Argument(help="Folders of finished runs; several are taken as seeds of one experiment."),
+    name: str = Option(
+        ATTACKS[0].name, "--attack", help=f"{_names(ATTACKS)}.", autocompletion=offering("cli.attack:attack_names")
+    ),
     attacker: Attacker = None,
-    view: Annotated[
-        str | None,
-        Option(help=_help(Taken.VIEW, "who pools, coalition:A,B or everyone; default: each node alone.")),
-    ] = None,
-    picture: Annotated[
-        Path | None, Option(help=_help(Taken.PICTURE, "draw what was found into this SVG file."))
-    ] = None,
-    samples: Annotated[
-        int,
-        Option(min=1, help=_help(Taken.SAMPLES, "number of members of a victim to test, and of non-members.")),
-    ] = AttackOptions.samples,
-    shadows: Annotated[
-        int, Option(min=2, help=_help(Taken.SHADOWS, "number of shadow runs; RMIA below 16, LiRA from 16 on."))
-    ] = AttackOptions.shadows,
-    confidence: Annotated[float, Option(help="Confidence of the intervals.")] = AttackOptions.confidence,
+    view: str | None = Option(
+        None, help=_help(Taken.VIEW, "who pools, coalition:A,B or everyone; default: each node alone.")
+    ),
+    picture: Path | None = Option(None, help=_help(Taken.PICTURE, "draw what was found into this SVG file.")),
+    samples: int = Option(
+        AttackOptions.samples,
+        min=1,
+        help=_help(Taken.SAMPLES, "number of members of a victim to test, and of non-members."),
+    ),
+    shadows: int = Option(
+        AttackOptions.shadows,
+        min=2,
+        help=_help(Taken.SHADOWS, "number of shadow runs; RMIA below 16, LiRA from 16 on."),
+    ),
+    confidence: float = Option(AttackOptions.confidence, help="Confidence of the intervals."),
     seed: Seed = 0,
     jobs: Jobs = None,
     data: Data = None,

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from typer import Argument, Exit, Option
 
@@ -25,42 +25,32 @@ DELTA = 1e-5
 
 @app.command()
 def audit(
-    run: Annotated[Path | None, Argument(help="Folder of a finished run.")] = None,
-    settings: Annotated[
-        str | None, Option(help="In place of a run: DP-SGD settings, key=value with commas; docs/audit.md.")
-    ] = None,
-    preset: Annotated[
-        str | None, Option(help="--settings are those of flower, nvflare or opacus, by their own names.")
-    ] = None,
-    claim: Annotated[float | None, Option(help="Epsilon that somebody claims; exit code 4 if it is refuted.")] = None,
-    delta: Annotated[float | None, Option(help="Delta of the claim; default: that of the run, or 1e-5.")] = None,
-    adjacency: Annotated[
-        str | None, Option(help="What the claim protects: record or user; default: as the run.")
-    ] = None,
-    change: Annotated[
-        str | None,
-        Option(
-            help="How it changes in the claim: replace, or zero-out: it is there or counts as nothing.",
-            show_default="replace",
-        ),
-    ] = None,
-    view: Annotated[
-        str | None, Option(help="Against whom the claim is: everyone, or node:A.", show_default="everyone")
-    ] = None,
-    paper: Annotated[str | None, Option(help="Who claims it, for the page; default: [about] paper.")] = None,
-    title: Annotated[str | None, Option(help="Title of the page about the claim.")] = None,
-    out: Annotated[
-        Path | None, Option("--out", help="File for the page about the claim; default: RUN/claim.html.")
-    ] = None,
-    runs: Annotated[int, Option(min=0, help="Number of reruns with input canaries; 0 for none.")] = 8,
-    rerun: Annotated[
-        bool, Option("--rerun/--no-rerun", help="Play the run again, and compare the figures of every round.")
-    ] = True,
-    attacker: Annotated[
-        str | None, Option(help="Node that receives from the victim of input canaries, by number or name.")
-    ] = None,
-    repetitions: Annotated[int, Option(min=100, help="Repetitions of the mechanism with gradient canaries.")] = 10_000,
-    confidence: Annotated[float, Option(help="Confidence of all lower bounds together.")] = 0.999,
+    run: Path | None = Argument(None, help="Folder of a finished run."),
+    settings: str | None = Option(
+        None, help="In place of a run: DP-SGD settings, key=value with commas; docs/audit.md."
+    ),
+    preset: str | None = Option(None, help="--settings are those of flower, nvflare or opacus, by their own names."),
+    claim: float | None = Option(None, help="Epsilon that somebody claims; exit code 4 if it is refuted."),
+    delta: float | None = Option(None, help="Delta of the claim; default: that of the run, or 1e-5."),
+    adjacency: str | None = Option(None, help="What the claim protects: record or user; default: as the run."),
+    change: str | None = Option(
+        None,
+        help="How it changes in the claim: replace, or zero-out: it is there or counts as nothing.",
+        show_default="replace",
+    ),
+    view: str | None = Option(None, help="Against whom the claim is: everyone, or node:A.", show_default="everyone"),
+    paper: str | None = Option(None, help="Who claims it, for the page; default: [about] paper."),
+    title: str | None = Option(None, help="Title of the page about the claim."),
+    out: Path | None = Option(None, "--out", help="File for the page about the claim; default: RUN/claim.html."),
+    runs: int = Option(8, min=0, help="Number of reruns with input canaries; 0 for none."),
+    rerun: bool = Option(
+        True, "--rerun/--no-rerun", help="Play the run again, and compare the figures of every round."
+    ),
+    attacker: str | None = Option(
+        None, help="Node that receives from the victim of input canaries, by number or name."
+    ),
+    repetitions: int = Option(10_000, min=100, help="Repetitions of the mechanism with gradient canaries."),
+    confidence: float = Option(0.999, help="Confidence of all lower bounds together."),
     seed: Seed = 0,
     jobs: Jobs = None,
     data: Data = None,

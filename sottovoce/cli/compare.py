@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from typer import Argument, Exit, Option
 
@@ -22,17 +22,14 @@ if TYPE_CHECKING:
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], Argument(help="Folders of finished runs, or of sweeps.")],
-    out: Annotated[Path | None, Option("--out", help="File for the page; default: beside the runs.")] = None,
-    title: Annotated[str | None, Option(help="Title of the page.")] = None,
+    runs: list[Path] = Argument(help="Folders of finished runs, or of sweeps."),
+    out: Path | None = Option(None, "--out", help="File for the page; default: beside the runs."),
+    title: str | None = Option(None, help="Title of the page."),
     data: Data = None,
-    figures: Annotated[Path | None, Option(help="Also write each figure as a file into this folder.")] = None,
-    formats: Annotated[
-        list[str] | None,
-        Option("--format", help="--figures: svg, pdf or png; may be repeated."),
-    ] = None,
+    figures: Path | None = Option(None, help="Also write each figure as a file into this folder."),
+    formats: list[str] | None = Option(None, "--format", help="--figures: svg, pdf or png; may be repeated."),
     trackers: Track = None,
-    as_csv: Annotated[bool, Option("--csv", help="Print the table as CSV, with all digits.")] = False,
+    as_csv: bool = Option(False, "--csv", help="Print the table as CSV, with all digits."),
     code: Code = None,
     yes: Yes = False,
     as_json: Json = False,
@@ -105,12 +102,10 @@ def _formats(figures: Path | None, formats: list[str] | None) -> "list[Format]":
 
 @app.command()
 def report(
-    run: Annotated[Path, Argument(help="Folder of a finished run.")],
-    out: Annotated[Path | None, Option("--out", help="File for the page; default: report.html of the run.")] = None,
-    pdf: Annotated[bool, Option("--pdf", help="Also print the page to an A4 PDF, with an installed browser.")] = False,
-    contact: Annotated[
-        str | None, Option(help="Whom readers can ask; default: contact in [about] of the run file.")
-    ] = None,
+    run: Path = Argument(help="Folder of a finished run."),
+    out: Path | None = Option(None, "--out", help="File for the page; default: report.html of the run."),
+    pdf: bool = Option(False, "--pdf", help="Also print the page to an A4 PDF, with an installed browser."),
+    contact: str | None = Option(None, help="Whom readers can ask; default: contact in [about] of the run file."),
     data: Data = None,
     code: Code = None,
     yes: Yes = False,

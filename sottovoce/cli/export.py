@@ -1,7 +1,6 @@
 """`sotto export` and `sotto predict`: the model of a run, handed on and used."""
 
 from pathlib import Path
-from typing import Annotated
 
 from typer import Argument, Option
 
@@ -14,18 +13,16 @@ from sottovoce.privacy.rounding import round_up
 
 @app.command()
 def export(
-    run: Annotated[Path, Argument(help="Folder of a finished run, runs/NAME, or of a member's run.")],
-    node: Annotated[
-        str | None, Option(help="Node whose model to export, by name or number; default: the average model.")
-    ] = None,
-    out: Annotated[Path | None, Option(help="New folder for the model; default: RUN/export.")] = None,
-    data: Annotated[Path | None, Option("--data", help="Folder of the files that the run read.")] = None,
-    uncovered: Annotated[
-        bool, Option("--uncovered", help="Export even a model that no privacy figure covers; its card says so.")
-    ] = False,
-    scores: Annotated[
-        bool, Option("--scores", help="Put figures on held-out rows into the card; no privacy figure covers these.")
-    ] = False,
+    run: Path = Argument(help="Folder of a finished run, runs/NAME, or of a member's run."),
+    node: str | None = Option(None, help="Node whose model to export, by name or number; default: the average model."),
+    out: Path | None = Option(None, help="New folder for the model; default: RUN/export."),
+    data: Path | None = Option(None, "--data", help="Folder of the files that the run read."),
+    uncovered: bool = Option(
+        False, "--uncovered", help="Export even a model that no privacy figure covers; its card says so."
+    ),
+    scores: bool = Option(
+        False, "--scores", help="Put figures on held-out rows into the card; no privacy figure covers these."
+    ),
     code: Code = None,
     yes: Yes = False,
     as_json: Json = False,
@@ -50,9 +47,9 @@ def export(
 
 @app.command()
 def predict(
-    folder: Annotated[Path, Argument(help="The folder that sotto export wrote.")],
-    data: Annotated[Path, Option("--data", help="New rows: a .csv, .npz or .parquet file.")],
-    out: Annotated[Path | None, Option(help="A .csv file for the predictions; default: print them.")] = None,
+    folder: Path = Argument(help="The folder that sotto export wrote."),
+    data: Path = Option(..., "--data", help="New rows: a .csv, .npz or .parquet file."),
+    out: Path | None = Option(None, help="A .csv file for the predictions; default: print them."),
     as_json: Json = False,
 ) -> None:
     """Predict new rows with an exported model. Example: sotto predict runs/hospitals/export --data new.csv"""

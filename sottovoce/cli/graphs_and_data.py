@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from typer import Argument, Context, Option
@@ -99,9 +99,9 @@ def _data_facts(entry: "DatasetListing") -> "dict[str, JSON]":
 
 @data_commands.command()
 def inspect(
-    file: Annotated[Path, Argument(help="A table (.csv, .npz or .parquet), or a folder of tables.")],
-    target: Annotated[str | None, Option(help="The column to predict; default: the last one.")] = None,
-    out: Annotated[Path | None, Option(help="File for the description; default: FILE.columns.toml.")] = None,
+    file: Path = Argument(help="A table (.csv, .npz or .parquet), or a folder of tables."),
+    target: str | None = Option(None, help="The column to predict; default: the last one."),
+    out: Path | None = Option(None, help="File for the description; default: FILE.columns.toml."),
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -142,9 +142,9 @@ def inspect(
 
 @data_commands.command()
 def split(
-    name: Annotated[str, Argument(help="A data set that needs no download: breast-cancer or digits.")],
-    settings: Annotated[Path, Argument(help="Settings of a federation, which name its members under [rows].")],
-    out: Annotated[Path, Option(help="New folder for the tables.")] = Path("tables"),
+    name: str = Argument(help="A data set that needs no download: breast-cancer or digits."),
+    settings: Path = Argument(help="Settings of a federation, which name its members under [rows]."),
+    out: Path = Option(Path("tables"), help="New folder for the tables."),
     as_json: Json = False,
 ) -> None:
     """Write a table for each member of a federation, for trying things out.
@@ -185,10 +185,9 @@ def _values(column: "Column") -> str:
 
 @app.command("schema")
 def schema_(
-    name: Annotated[
-        str | None,
-        Argument(help="The name of a command, or of a file of a run.", autocompletion=offering("schemas:names")),
-    ] = None,
+    name: str | None = Argument(
+        None, help="The name of a command, or of a file of a run.", autocompletion=offering("schemas:names")
+    ),
     as_json: Json = False,
 ) -> None:
     """Print the JSON schema of a command's --json output, or of a file of a run. Example: sotto schema account"""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from typer import Argument, Option
 
@@ -24,19 +24,16 @@ COLUMNS = ("lineage", "run", "round", "rounds", "epsilon_spent", "epsilon_planne
 
 @app.command("ledger")
 def ledger_(
-    file: Annotated[Path, Argument(help="The ledger file, as in sotto run --ledger.")],
-    budget: Annotated[float | None, Option(help="Set the budget: an epsilon at --delta.")] = None,
+    file: Path = Argument(help="The ledger file, as in sotto run --ledger."),
+    budget: float | None = Option(None, help="Set the budget: an epsilon at --delta."),
     delta: Delta = 1e-5,
-    lineage: Annotated[
-        str | None,
-        Option(help="Show only this lineage; with --budget, set its budget instead of that of the first."),
-    ] = None,
-    new_lineage: Annotated[
-        str | None, Option(help="Declare a lineage: data about people who are in no other lineage.")
-    ] = None,
-    as_csv: Annotated[
-        bool, Option("--csv", help="Print the history of spending, one line for each time, instead of the table.")
-    ] = False,
+    lineage: str | None = Option(
+        None, help="Show only this lineage; with --budget, set its budget instead of that of the first."
+    ),
+    new_lineage: str | None = Option(None, help="Declare a lineage: data about people who are in no other lineage."),
+    as_csv: bool = Option(
+        False, "--csv", help="Print the history of spending, one line for each time, instead of the table."
+    ),
     as_json: Json = False,
 ) -> None:
     """Show what was promised, spent and is left, by lineage of data. Example: sotto ledger my.ledger --budget 4"""

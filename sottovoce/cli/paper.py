@@ -1,7 +1,7 @@
 """`sotto paper`: the figures of the papers, made here, with what holds of them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from typer import Argument, Option
 
@@ -17,16 +17,13 @@ if TYPE_CHECKING:
 
 @app.command()
 def paper(
-    name: Annotated[
-        str | None,
-        Argument(
-            metavar="PAPER", help="A paper; default: list all.", autocompletion=offering("papers.catalogue:papers")
-        ),
-    ] = None,
-    figure: Annotated[str | None, Argument(help="One figure or table; default: all of the paper.")] = None,
-    full: Annotated[bool, Option("--full", help="At the paper's size; goes on where an earlier one stopped.")] = False,
-    seeds: Annotated[int | None, Option(min=1, help="Number of seeds; default: that of the figure.")] = None,
-    out: Annotated[Path, Option("--out", help="Folder for figures and runs.")] = Path("papers"),
+    name: str | None = Argument(
+        None, metavar="PAPER", help="A paper; default: list all.", autocompletion=offering("papers.catalogue:papers")
+    ),
+    figure: str | None = Argument(None, help="One figure or table; default: all of the paper."),
+    full: bool = Option(False, "--full", help="At the paper's size; goes on where an earlier one stopped."),
+    seeds: int | None = Option(None, min=1, help="Number of seeds; default: that of the figure."),
+    out: Path = Option(Path("papers"), "--out", help="Folder for figures and runs."),
     data: Data = None,
     jobs: Jobs = None,
     yes: Yes = False,

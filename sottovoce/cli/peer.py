@@ -83,12 +83,10 @@ def _finite(seconds: float | None) -> float | None:
 
 @peer.command()
 def init(
-    name: Annotated[str, Argument(help="The member's name: letters, digits, _ and -.")],
-    address: Annotated[str | None, Option(help="HOST:PORT at which others reach this member.")] = None,
+    name: str = Argument(help="The member's name: letters, digits, _ and -."),
+    address: str | None = Option(None, help="HOST:PORT at which others reach this member."),
     folder: Folder = Path("peer"),
-    listen: Annotated[
-        bool, Option("--listen/--no-listen", help="Whether others can open connections to this member.")
-    ] = True,
+    listen: bool = Option(True, "--listen/--no-listen", help="Whether others can open connections to this member."),
     as_json: Json = False,
 ) -> None:
     """Make the keys of a member, and the file to give to the others.
@@ -111,9 +109,9 @@ def init(
 
 @peer.command()
 def agree(
-    settings: Annotated[Path, Argument(help="Settings of the run, a TOML file; see docs/peers.md.")],
-    members: Annotated[list[Path], Argument(help="The NAME.member.toml of every member.")],
-    out: Annotated[Path, Option(help="File for the agreement.")] = Path("agreement.toml"),
+    settings: Path = Argument(help="Settings of the run, a TOML file; see docs/peers.md."),
+    members: list[Path] = Argument(help="The NAME.member.toml of every member."),
+    out: Path = Option(Path("agreement.toml"), help="File for the agreement."),
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -196,10 +194,10 @@ AgreementFile = Annotated[Path, Argument(help="The agreement, as sotto peer agre
 def check(
     agreement: AgreementFile,
     folder: Folder = Path("peer"),
-    wait: Annotated[
-        float, Option(min=0, callback=_finite, help="Try again for this many seconds, until everything is fine.")
-    ] = 0.0,
-    against: Annotated[Path | None, Option(help="Another member's agreement, to compare with first.")] = None,
+    wait: float = Option(
+        0.0, min=0, callback=_finite, help="Try again for this many seconds, until everything is fine."
+    ),
+    against: Path | None = Option(None, help="Another member's agreement, to compare with first."),
     confirmed: Confirmed = False,
     as_json: Json = False,
 ) -> None:
@@ -247,20 +245,20 @@ def check(
 @peer.command()
 def join(
     agreement: AgreementFile,
-    data: Annotated[Path | None, Option(help="This member's table: .csv, .parquet or .npz.")] = None,
+    data: Path | None = Option(None, help="This member's table: .csv, .parquet or .npz."),
     folder: Folder = Path("peer"),
-    resume: Annotated[bool, Option("--resume", help="Continue a run that was begun.")] = False,
-    patience: Annotated[
-        float | None, Option(min=0.1, callback=_finite, help="Seconds that a round may wait for neighbours.")
-    ] = None,
-    log: Annotated[Path | None, Option(help="Append events to this file, as JSON lines; SIGHUP opens it anew.")] = None,
-    metrics: Annotated[
-        str | None, Option(metavar="HOST:PORT", help="Serve metrics for Prometheus here, 127.0.0.1:9464 for example.")
-    ] = None,
-    metrics_file: Annotated[Path | None, Option(help="Write these metrics to this file every few seconds.")] = None,
-    baselines: Annotated[
-        bool, Option("--baselines", help="Then train alone here, without noise: what joining bought. Not sent.")
-    ] = False,
+    resume: bool = Option(False, "--resume", help="Continue a run that was begun."),
+    patience: float | None = Option(
+        None, min=0.1, callback=_finite, help="Seconds that a round may wait for neighbours."
+    ),
+    log: Path | None = Option(None, help="Append events to this file, as JSON lines; SIGHUP opens it anew."),
+    metrics: str | None = Option(
+        None, metavar="HOST:PORT", help="Serve metrics for Prometheus here, 127.0.0.1:9464 for example."
+    ),
+    metrics_file: Path | None = Option(None, help="Write these metrics to this file every few seconds."),
+    baselines: bool = Option(
+        False, "--baselines", help="Then train alone here, without noise: what joining bought. Not sent."
+    ),
     confirmed: Confirmed = False,
     yes: Yes = False,
     as_json: Json = False,
@@ -459,12 +457,10 @@ def _agreement_document(agreement: "Agreement", guarantees: "AgreedGuarantees", 
 @peer.command()
 def status(
     folder: Folder = Path("peer"),
-    exit_code: Annotated[
-        bool, Option("--exit-code", help="Exit code 1 if a run needs somebody to look after it: see docs/peers.md.")
-    ] = False,
-    stalled: Annotated[
-        float, Option(min=1, callback=_finite, help="With it, seconds without a step that are too many.")
-    ] = 3600.0,
+    exit_code: bool = Option(
+        False, "--exit-code", help="Exit code 1 if a run needs somebody to look after it: see docs/peers.md."
+    ),
+    stalled: float = Option(3600.0, min=1, callback=_finite, help="With it, seconds without a step that are too many."),
     as_json: Json = False,
 ) -> None:
     """Show what this member has done and spent, also while it takes part. Example: sotto peer status --folder peer"""
@@ -528,9 +524,9 @@ def _status_document(found: "MemberStatus") -> "dict[str, JSON]":
 
 @peer.command()
 def rehearse(
-    agreement: Annotated[Path, Argument(help="An agreement, or the settings for one.")],
-    data: Annotated[Path, Option(help="Folder with a table for each member, named after the member.")],
-    out: Annotated[Path, Option(help="New folder for the members' folders.")] = Path("rehearsal"),
+    agreement: Path = Argument(help="An agreement, or the settings for one."),
+    data: Path = Option(help="Folder with a table for each member, named after the member."),
+    out: Path = Option(Path("rehearsal"), help="New folder for the members' folders."),
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
