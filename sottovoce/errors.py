@@ -20,6 +20,7 @@ import errno
 import os
 import re
 from importlib.util import find_spec
+from numbers import Integral
 
 
 class SottovoceError(Exception):
@@ -74,6 +75,12 @@ class Uncertified(Unaccountable):
 
     def __reduce__(self) -> tuple[type[Uncertified], tuple[str, str, str]]:
         return type(self), (self.found, self.rule, self.remedy)
+
+
+def require_whole(value: object, found: str, least: int, remedy: str) -> None:
+    """Refuse what is no whole number from `least` on; `found` says what it is in the error."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise InputError(found, f"it must be a whole number, {least} or more", remedy)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

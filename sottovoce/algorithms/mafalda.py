@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, NoReturn, Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, Role
 from sottovoce.core.algorithm import Gossip
-from sottovoce.core.arrays import Rows
 from sottovoce.core.correlation import ClassCorrelation, Correlation, Differences, Triangular
 from sottovoce.core.noise import Temporal
 from sottovoce.core.participation import Participation, parse_participation
@@ -104,7 +102,7 @@ def mafalda(settings: MafaldaSettings) -> Gossip:
 
 
 @dataclass(frozen=True)
-class PendingCorrelation:
+class PendingCorrelation(Correlation):
     """A C that will be found once the topology is known; asking for it before is refused."""
 
     rounds: int
@@ -113,27 +111,9 @@ class PendingCorrelation:
 
     @property
     def memory(self) -> int:
-        return self._refuse()
-
-    def bands(self, rounds: int) -> int:
-        return self._refuse()
-
-    def column_squares(self, rounds: int) -> NDArray[np.float64]:
-        return self._refuse()
+        return self.rounds - 1
 
     def matrix(self, rounds: int) -> NDArray[np.float64]:
-        return self._refuse()
-
-    def inverse(self, rounds: int) -> NDArray[np.float64]:
-        return self._refuse()
-
-    def numbers(self, rounds: int) -> NDArray[np.float64]:
-        return self._refuse()
-
-    def next(self, round: int, fresh: Rows, past: Sequence[Rows]) -> tuple[Rows, Rows]:
-        return self._refuse()
-
-    def _refuse(self) -> NoReturn:
         raise InputError("mafalda without a topology", "its C follows from the weights", "ask algorithm.on(topology)")
 
 

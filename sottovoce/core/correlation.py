@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,36 +19,58 @@ from sottovoce.core.arrays import Rows
 from sottovoce.core.noise_sources import Sources
 from sottovoce.errors import InputError, Unaccountable
 
+Floats = NDArray[np.float64]
+
 
 @runtime_checkable
 class Correlation(Protocol):
-    """A lower-triangular C: in round t a node adds `(C^-1 Z)_t`, which depends on the draws of rounds up to t."""
+    """A lower-triangular C: in round t a node adds `(C^-1 Z)_t`, which depends on the draws of rounds up to t.
+
+    All follows from `matrix` and `memory`; kinds of C that know a shorter way have their own.
+    """
 
     @property
     def memory(self) -> int:
         """How many earlier rounds `next` looks at."""
 
-    def bands(self, rounds: int) -> int:
-        """How many diagonals C has, for that many rounds: a draw of noise is about gradients no farther back."""
-
-    def column_squares(self, rounds: int) -> NDArray[np.float64]:
-        """The squared norm of each column of C for that many rounds: what the gradient of one round tells by itself."""
-
-    def matrix(self, rounds: int) -> NDArray[np.float64]:
+    def matrix(self, rounds: int) -> Floats:
         """C for that many rounds."""
 
-    def inverse(self, rounds: int) -> NDArray[np.float64]:
-        """C^-1 for that many rounds."""
+    def row(self, round: int) -> Floats:
+        """The row of a round, up to its diagonal."""
+        return np.asarray(self.matrix(round + 1)[round])
 
-    def numbers(self, rounds: int) -> NDArray[np.float64]:
+    def bands(self, rounds: int) -> int:
+        """How many diagonals C has, for that many rounds: a draw of noise is about gradients no farther back."""
+        return min(len(self.matrix(rounds)), self.memory + 1)
+
+    def column_squares(self, rounds: int) -> Floats:
+        """The squared norm of each column of C for that many rounds: what the gradient of one round tells by itself."""
+        return np.asarray((self.matrix(rounds) ** 2).sum(axis=0))
+
+    def inverse(self, rounds: int) -> Floats:
+        """C^-1 for that many rounds."""
+        return np.asarray(linalg.solve_triangular(self.matrix(rounds), np.eye(rounds), lower=True))
+
+    def numbers(self, rounds: int) -> Floats:
         """All numbers that C is made of, in an order of its own."""
+        return self.matrix(rounds)
 
     def next(self, round: int, fresh: Rows, past: Sequence[Rows]) -> tuple[Rows, Rows]:
-        """`(C^-1 Z)_t` from the draw of round t and what was kept of earlier rounds, newest last; and what to keep."""
+        """`(C^-1 Z)_t` from the draw of round t and what was kept of earlier rounds, newest last; and what to keep.
+
+        Forward substitution: `(z_t - sum_{s<t} C[t,s] result_s) / C[t,t]`.
+        """
+        row = self.row(round)
+        result = fresh * (1.0 / float(row[round]))
+        for back, earlier in enumerate(reversed(past), start=1):
+            if row[round - back]:
+                arrays.add_(result, -float(row[round - back] / row[round]), earlier)
+        return result, result
 
 
 @dataclass(frozen=True)
-class Differences:
+class Differences(Correlation):
     """AntiPGD: a node takes back in each round what it added in the last, `z_t - z_{t-1}`; C is all ones below.
 
     >>> Differences().inverse(3)
@@ -61,26 +83,20 @@ class Differences:
     def memory(self) -> int:
         return 1
 
+    def matrix(self, rounds: int) -> Floats:
+        return np.tril(np.ones((rounds, rounds)))
+
     def bands(self, rounds: int) -> int:
         return rounds
 
-    def column_squares(self, rounds: int) -> NDArray[np.float64]:
-        return np.arange(rounds, 0, -1, dtype=np.float64)
-
-    def matrix(self, rounds: int) -> NDArray[np.float64]:
-        return np.tril(np.ones((rounds, rounds)))
-
-    def inverse(self, rounds: int) -> NDArray[np.float64]:
+    def inverse(self, rounds: int) -> Floats:
         return np.eye(rounds) - np.eye(rounds, k=-1)
-
-    def numbers(self, rounds: int) -> NDArray[np.float64]:
-        return self.matrix(rounds)
 
     def next(self, round: int, fresh: Rows, past: Sequence[Rows]) -> tuple[Rows, Rows]:
         return (fresh - past[-1] if past else fresh), fresh
 
 
-class Triangular:
+class Triangular(Correlation):
     """Any lower-triangular C with a non-zero diagonal, dense or banded; a band of b looks back b - 1 rounds.
 
     >>> C = Triangular([[1, 0, 0], [0.5, 1, 0], [0, 0.5, 1]])
@@ -129,39 +145,11 @@ class Triangular:
     def memory(self) -> int:
         return self._memory
 
-    def bands(self, rounds: int) -> int:
-        return min(len(self.matrix(rounds)), self._memory + 1)
-
-    def column_squares(self, rounds: int) -> NDArray[np.float64]:
-        return (self.matrix(rounds) ** 2).sum(axis=0)
-
-    def matrix(self, rounds: int) -> NDArray[np.float64]:
-        if rounds > len(self._matrix):
-            raise InputError(
-                f"{rounds} rounds with a correlation matrix for {len(self._matrix)}",
-                "C needs a row for each round",
-                "make a larger C or run fewer rounds",
-            )
-        return self._matrix[:rounds, :rounds]
-
-    def inverse(self, rounds: int) -> NDArray[np.float64]:
-        C = self.matrix(rounds)
-        return np.asarray(linalg.solve_triangular(C, np.eye(rounds), lower=True))
-
-    def numbers(self, rounds: int) -> NDArray[np.float64]:
-        return self.matrix(rounds)
-
-    def next(self, round: int, fresh: Rows, past: Sequence[Rows]) -> tuple[Rows, Rows]:
-        """Forward substitution: `(z_t - sum_{s<t} C[t,s] result_s) / C[t,t]`."""
-        row = self.matrix(round + 1)[round]
-        result = fresh * (1.0 / float(row[round]))
-        for back, earlier in enumerate(reversed(past), start=1):
-            if row[round - back]:
-                arrays.add_(result, -float(row[round - back] / row[round]), earlier)
-        return result, result
+    def matrix(self, rounds: int) -> Floats:
+        return _rows(self._matrix, rounds)[:, :rounds]
 
 
-class Banded:
+class Banded(Correlation):
     """A lower-triangular C kept as its bands, `C[s+j, s]` in row s and column j: memory grows with rounds alone.
 
     >>> C = Banded(np.array([[1.0, 0.5], [1.0, 0.5], [1.0, 0.0]]))
@@ -171,7 +159,7 @@ class Banded:
            [0. , 0.5, 1. ]])
     """
 
-    def __init__(self, columns_TB: NDArray[np.float64]) -> None:
+    def __init__(self, columns_TB: Floats) -> None:
         if columns_TB.ndim != 2 or not columns_TB.size or not np.isfinite(columns_TB).all():
             raise InputError(
                 f"bands of shape {columns_TB.shape}", "they must be finite, with one row for each round", "correct them"
@@ -192,50 +180,46 @@ class Banded:
     def bands(self, rounds: int) -> int:
         return min(len(self.columns(rounds)), self._columns.shape[1])
 
-    def column_squares(self, rounds: int) -> NDArray[np.float64]:
+    def column_squares(self, rounds: int) -> Floats:
         squares = np.asarray((self.columns(rounds) ** 2).sum(axis=1))
         for s in range(max(0, rounds - self.memory), rounds):
             squares[s] = (self._columns[s, : rounds - s] ** 2).sum()
         return squares
 
-    def columns(self, rounds: int) -> NDArray[np.float64]:
+    def columns(self, rounds: int) -> Floats:
         """`C[s+j, s]` of the first rounds."""
-        if rounds > len(self._columns):
-            raise InputError(
-                f"{rounds} rounds with a correlation matrix for {len(self._columns)}",
-                "C needs a row for each round",
-                "make a larger C or run fewer rounds",
-            )
-        return self._columns[:rounds]
+        return _rows(self._columns, rounds)
 
-    def matrix(self, rounds: int) -> NDArray[np.float64]:
+    def matrix(self, rounds: int) -> Floats:
         columns = self.columns(rounds)
         C = np.zeros((rounds, rounds))
         for j in range(min(rounds, columns.shape[1])):
             C[np.arange(j, rounds), np.arange(rounds - j)] = columns[: rounds - j, j]
         return C
 
-    def inverse(self, rounds: int) -> NDArray[np.float64]:
-        return np.asarray(linalg.solve_triangular(self.matrix(rounds), np.eye(rounds), lower=True))
+    def row(self, round: int) -> Floats:
+        columns, row = self.columns(round + 1), np.zeros(round + 1)
+        for back in range(min(round, self.memory) + 1):
+            row[round - back] = columns[round - back, back]
+        return row
 
-    def numbers(self, rounds: int) -> NDArray[np.float64]:
+    def numbers(self, rounds: int) -> Floats:
         return self.columns(rounds)
 
-    def next(self, round: int, fresh: Rows, past: Sequence[Rows]) -> tuple[Rows, Rows]:
-        """Forward substitution, as for any C."""
-        own = float(self.columns(round + 1)[round, 0])
-        result = fresh * (1.0 / own)
-        for back, earlier in enumerate(reversed(past), start=1):
-            if self._columns[round - back, back]:
-                arrays.add_(result, -float(self._columns[round - back, back] / own), earlier)
-        return result, result
 
-
-Array = NDArray[np.float64]
+def _rows(stored: Floats, rounds: int) -> Floats:
+    """The rows of the first rounds."""
+    if rounds > len(stored):
+        raise InputError(
+            f"{rounds} rounds with a correlation matrix for {len(stored)}",
+            "C needs a row for each round",
+            "make a larger C or run fewer rounds",
+        )
+    return stored[:rounds]
 
 
 @dataclass(frozen=True)
-class ClassCorrelation:
+class ClassCorrelation(Correlation):
     """Node u correlates its noise by `parts[labels[u]]`."""
 
     labels: tuple[int, ...]
@@ -252,16 +236,10 @@ class ClassCorrelation:
     def bands(self, rounds: int) -> int:
         return max(part.bands(rounds) for part in self.parts)
 
-    def column_squares(self, rounds: int) -> Array:
-        return self._refuse()
+    def matrix(self, rounds: int) -> Floats:
+        raise Unaccountable("each class of nodes has its own C, so this does not apply: it needs one C for all nodes")
 
-    def matrix(self, rounds: int) -> Array:
-        return self._refuse()
-
-    def inverse(self, rounds: int) -> Array:
-        return self._refuse()
-
-    def numbers(self, rounds: int) -> Array:
+    def numbers(self, rounds: int) -> Floats:
         each = [part.numbers(rounds).ravel() for part in self.parts]
         return np.concatenate([np.array(self.labels, dtype=np.float64), *each])
 
@@ -286,9 +264,6 @@ class ClassCorrelation:
         """For the rows of these nodes alone."""
         return ClassCorrelation(tuple(self.labels[node] for node in nodes), self.parts)
 
-    def _refuse(self) -> NoReturn:
-        raise Unaccountable("each class of nodes has its own C, so this does not apply: it needs one C for all nodes")
-
 
 def for_sources(correlation: Correlation, sources: Sources) -> Correlation:
     """The C of rows that these sources, each a node's own, are drawn for."""
@@ -311,7 +286,7 @@ def groups_of(correlation: Correlation, nodes: NDArray[np.intp]) -> list[tuple[C
     return [(part, places) for part, places in found if len(places)]
 
 
-def unrolled_inverse(correlation: Correlation, rounds: int, nodes: NDArray[np.intp]) -> Array:
+def unrolled_inverse(correlation: Correlation, rounds: int, nodes: NDArray[np.intp]) -> Floats:
     """What takes the draws of all rounds, those of these nodes in each, to their noise; for small systems."""
     whole = np.zeros((rounds, len(nodes), rounds, len(nodes)))
     for part, places in groups_of(correlation, nodes):

@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -283,21 +283,17 @@ def graph(spec: str | Graph | nx.Graph[Hashable]) -> Graph:
         return Graph.from_edges(pairs, name=spec if len(spec) <= LONGEST_NAME else "edges", directed=directed)
     if kind not in _SPECS:
         raise InputError(f"graph {spec!r}", f"known: {', '.join(kinds())}", "see docs/graphs.md")
-    build, positional, allowed = _SPECS[kind]
+    build, sizes, allowed = _SPECS[kind]
     head, *options = rest.split(",") if rest else [""]
     settings = _options(spec, options, allowed)
-    if positional == "none":
-        if head:
-            raise InputError(f"graph {spec!r}", f"{kind} takes no size", f"write {kind}")
-        return build(spec, **settings)
-    pattern, example = (r"([0-9]+)x([0-9]+)", "8x8") if positional == "grid" else (r"([0-9]+)", "30")
-    found = re.fullmatch(pattern, head)
+    found = re.fullmatch("x".join(["([0-9]+)"] * sizes), head)
     if not found:
-        raise InputError(f"graph {spec!r}", f"{kind} needs a size like {example}", f"write {kind}:{example}")
-    sizes = [int(size) for size in found.groups()]
-    if np.prod([float(size) for size in sizes]) > MOST_NODES:
+        rule, example = (("takes no size", ""), ("needs a size", ":30"), ("needs two sizes", ":8x8"))[sizes]
+        raise InputError(f"graph {spec!r}", f"{kind} {rule}", f"write {kind}{example}")
+    given = [int(size) for size in found.groups()]
+    if math.prod(given) > MOST_NODES:
         raise InputError(f"graph {spec!r}", f"a graph has at most {MOST_NODES:,} nodes", "use a smaller one")
-    return build(spec, *sizes, **settings)
+    return build(spec, *given, **settings)
 
 
 def _options(spec: str, options: list[str], allowed: dict[str, Callable[[str], Option]]) -> dict[str, Option]:
@@ -317,33 +313,20 @@ def _options(spec: str, options: list[str], allowed: dict[str, Callable[[str], O
     return settings
 
 
-def _need(name: str, n: int, least: int, instead: str) -> None:
-    if n < least:
-        raise InputError(f"{name}: {n} nodes", f"at least {least} are needed here", instead)
-
-
-def _few(name: str, edges: float) -> None:
+def _check_edges(name: str, edges: float) -> None:
     if edges > MOST_EDGES:
         raise InputError(
             f"{name}: {edges:,.0f} edges", f"a graph has at most {MOST_EDGES:,} edges", "use a smaller one"
         )
 
 
-def _few_drawn(name: str, edges: float) -> None:
-    """Refuse a random graph that takes too much, by the number of edges that is expected."""
-    _few(name, edges)
-    cost = Cost(memory=edges * DRAWN_EDGE.memory, seconds=edges * DRAWN_EDGE.seconds)
-    check_cost(f"{name}, about {edges:,.0f} edges,", cost, "take a smaller one")
-    report_stage(f"drawing about {edges:,.0f} edges")  # by networkx, which does not say how far it is
-
-
 def _numbered(name: str, n: int, edges: ArrayLike, *, directed: bool = False) -> Graph:
-    _need(name, n, 1, "give a positive number of nodes")
     return Graph.from_edges(np.asarray(edges, dtype=np.int64).reshape(-1, 2), name=name, directed=directed, nodes=n)
 
 
 def _ring(name: str, n: int) -> Graph:
-    _need(name, n, 3, "use path:N or complete:N")
+    if n < 3:
+        raise InputError(f"{name}: {n} nodes", "a ring needs at least 3", "use path:N or complete:N")
     i = np.arange(n)
     return _numbered(name, n, np.stack([i, (i + 1) % n], axis=1))
 
@@ -354,7 +337,7 @@ def _path(name: str, n: int) -> Graph:
 
 
 def _complete(name: str, n: int) -> Graph:
-    _few(name, n * (n - 1) / 2)
+    _check_edges(name, n * (n - 1) / 2)
     return _numbered(name, n, np.stack(np.triu_indices(n, 1), axis=1))
 
 
@@ -364,7 +347,6 @@ def _star(name: str, n: int) -> Graph:
 
 
 def _grid(name: str, rows: int, columns: int, *, wrap: bool = False) -> Graph:
-    _need(name, rows * columns, 1, "give two positive sizes")
     if wrap and min(rows, columns) < 3:
         raise InputError(f"{name}: {min(rows, columns)} in a row", "a torus needs at least 3", "use grid:AxB")
     index = np.arange(rows * columns).reshape(rows, columns)
@@ -376,71 +358,60 @@ def _grid(name: str, rows: int, columns: int, *, wrap: bool = False) -> Graph:
     return _numbered(name, rows * columns, edges)
 
 
-def _torus(name: str, rows: int, columns: int) -> Graph:
-    return _grid(name, rows, columns, wrap=True)
-
-
 def _hypercube(name: str, dimension: int) -> Graph:
     if dimension > 20:
         raise InputError(f"{name}: 2^{dimension} nodes", "the dimension is at most 20", "use a smaller one")
     i = np.arange(2**dimension)
-    edges = [np.stack([i, i ^ (1 << bit)], axis=1) for bit in range(dimension)]
-    return _numbered(name, 2**dimension, np.concatenate(edges) if edges else [])
+    return _numbered(name, 2**dimension, [np.stack([i, i ^ (1 << bit)], axis=1) for bit in range(dimension)])
 
 
 def _exponential(name: str, n: int) -> Graph:
     i = np.arange(n)
     hops = [1 << j for j in range(max(n - 1, 0).bit_length())]
-    edges = [np.stack([i, (i + hop) % n], axis=1) for hop in hops]
-    return _numbered(name, n, np.concatenate(edges) if edges else [], directed=True)
+    return _numbered(name, n, [np.stack([i, (i + hop) % n], axis=1) for hop in hops], directed=True)
 
 
 def _erdos_renyi(name: str, n: int, *, p: float | None = None, seed: int = 0) -> Graph:
-    _need(name, n, 1, "give a positive number of nodes")
     if p is None or not 0 <= p <= 1:
         raise InputError(
             f"{name}: p={p}", "the probability of an edge must lie in [0, 1]", f"write erdos-renyi:{n},p=0.2"
         )
-    _few_drawn(name, p * n * (n - 1) / 2)
-    import networkx as nx
-
-    build = nx.fast_gnp_random_graph if n >= FAST_ERDOS_RENYI else nx.erdos_renyi_graph
-    return Graph.from_networkx(build(n, p, seed=seed), name=name)
+    family = "fast_gnp_random_graph" if n >= FAST_ERDOS_RENYI else "erdos_renyi_graph"
+    return _drawn(name, p * n * (n - 1) / 2, family, n, p, seed=seed)
 
 
 def _regular(name: str, n: int, *, d: int | None = None, seed: int = 0) -> Graph:
-    _need(name, n, 1, "give a positive number of nodes")
     if d is None or not 0 <= d < n or n * d % 2:
         raise InputError(
             f"{name}: d={d}", f"the degree must satisfy 0 <= d < {n}, with n*d even", "write regular:100,d=6"
         )
-    _few_drawn(name, n * d / 2)
-    import networkx as nx
-
-    return Graph.from_networkx(nx.random_regular_graph(d, n, seed=seed), name=name)
+    return _drawn(name, n * d / 2, "random_regular_graph", d, n, seed=seed)
 
 
 def _geometric(name: str, n: int, *, r: float | None = None, seed: int = 0) -> Graph:
-    _need(name, n, 1, "give a positive number of nodes")
     if r is None or not r > 0:
         raise InputError(f"{name}: r={r}", "the radius must be positive", f"write geometric:{n},r=0.2")
-    _few_drawn(name, min(1.0, math.pi * r * r) * n * (n - 1) / 2)
+    if not n:
+        return _numbered(name, n, [])  # networkx fails
+    edges = min(1.0, math.pi * r * r) * n * (n - 1) / 2
+    return _drawn(name, edges, "random_geometric_graph", n, r, seed=seed)
+
+
+def _drawn(name: str, edges: float, family: str, *sizes: float, seed: int) -> Graph:
+    """A random graph of networkx's; refused if it takes too much, by the number of edges that is expected."""
+    _check_edges(name, edges)
+    cost = Cost(memory=edges * DRAWN_EDGE.memory, seconds=edges * DRAWN_EDGE.seconds)
+    check_cost(f"{name}, about {edges:,.0f} edges,", cost, "take a smaller one")
+    report_stage(f"drawing about {edges:,.0f} edges")  # by networkx, which does not say how far it is
+    return _of_networkx(name, family, *sizes, seed=seed)
+
+
+def _of_networkx(name: str, family: str, *sizes: float, **settings: int) -> Graph:
     import networkx as nx
 
-    found = nx.random_geometric_graph(n, r, seed=seed)
-    return replace(Graph.from_networkx(found, name=name), positions=np.array([at for _, at in found.nodes("pos")]))
-
-
-def _florentine(name: str) -> Graph:
-    import networkx as nx
-
-    return Graph.from_networkx(nx.florentine_families_graph(), name=name)
-
-
-def _karate(name: str) -> Graph:
-    import networkx as nx
-
-    return Graph.from_networkx(nx.karate_club_graph(), name=name)
+    found = getattr(nx, family)(*sizes, **settings)
+    built, places = Graph.from_networkx(found, name=name), nx.get_node_attributes(found, "pos")
+    return replace(built, positions=np.array(list(places.values()))) if places else built
 
 
 def _flag(value: str) -> bool:
@@ -451,21 +422,22 @@ def _flag(value: str) -> bool:
 
 _flag.__name__ = "true|false"
 
-_SPECS: dict[str, tuple[Callable[..., Graph], str, dict[str, Callable[[str], Option]]]] = {
-    "ring": (_ring, "size", {}),
-    "path": (_path, "size", {}),
-    "complete": (_complete, "size", {}),
-    "star": (_star, "size", {}),
-    "grid": (_grid, "grid", {}),
-    "torus": (_torus, "grid", {}),
-    "hypercube": (_hypercube, "size", {}),
-    "exponential": (_exponential, "size", {}),
-    "erdos-renyi": (_erdos_renyi, "size", {"p": float, "seed": int}),
-    "regular": (_regular, "size", {"d": int, "seed": int}),
-    "geometric": (_geometric, "size", {"r": float, "seed": int}),
-    "florentine": (_florentine, "none", {}),
-    "karate": (_karate, "none", {}),
+_SPECS: dict[str, tuple[Callable[..., Graph], int, dict[str, Callable[[str], Option]]]] = {
+    "ring": (_ring, 1, {}),
+    "path": (_path, 1, {}),
+    "complete": (_complete, 1, {}),
+    "star": (_star, 1, {}),
+    "grid": (_grid, 2, {}),
+    "torus": (partial(_grid, wrap=True), 2, {}),
+    "hypercube": (_hypercube, 1, {}),
+    "exponential": (_exponential, 1, {}),
+    "erdos-renyi": (_erdos_renyi, 1, {"p": float, "seed": int}),
+    "regular": (_regular, 1, {"d": int, "seed": int}),
+    "geometric": (_geometric, 1, {"r": float, "seed": int}),
+    "florentine": (partial(_of_networkx, family="florentine_families_graph"), 0, {}),
+    "karate": (partial(_of_networkx, family="karate_club_graph"), 0, {}),
 }
+"""How graphs are built, by how many sizes, and with which options."""
 
 
 def _from_edge_list(path: Path, name: str, directed: bool) -> Graph:

@@ -38,7 +38,7 @@ from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import NoiseTerm
 from sottovoce.core.sensitivity import in_units_of_largest, largest
 from sottovoce.core.topologies import Topology
-from sottovoce.errors import Diverged, InputError
+from sottovoce.errors import Diverged, InputError, require_whole
 from sottovoce.support.memo import once_for_each
 
 Words: TypeAlias = NDArray[np.uint64]
@@ -323,12 +323,7 @@ def check_sum_sets(topology: Topology, colluders: int) -> None:
     ...
     sottovoce.errors.InputError: node 0 gets a sum over nodes 1, 4; with 2 colluders every sum is over at least 3 ...
     """
-    if isinstance(colluders, bool) or not isinstance(colluders, int) or colluders < 1:
-        raise InputError(
-            f"{colluders!r} colluders",
-            "a receiver knows its own noise, so there is always at least one",
-            "give 1 or more",
-        )
+    require_whole(colluders, f"{colluders!r} colluders", 1, "a receiver knows its own noise: count at least one")
     if not topology.static:
         raise InputError(
             f"secure sums on {topology.name}", "who sends to whom must be fixed before the first round",

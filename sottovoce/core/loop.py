@@ -36,7 +36,7 @@ from sottovoce.core.release import GossipStep, Gradient, LoopInputs, check_relea
 from sottovoce.core.sensitivity import check_nodes
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Transport, mixed_weight
-from sottovoce.errors import InputError, SumFailed, Unaccountable
+from sottovoce.errors import InputError, SumFailed, Unaccountable, require_whole
 from sottovoce.support.threads import own_threads
 
 RowsKind = TypeVar("RowsKind", bound=Rows)
@@ -85,8 +85,7 @@ def check_arguments(algorithm: Algorithm, topology: Topology, rounds: int) -> No
         raise InputError(
             f"a {type(topology).__name__} instead of a topology", "a graph needs weights", "give metropolis(graph)"
         )
-    if isinstance(rounds, bool) or not isinstance(rounds, int | np.integer) or rounds < 1:
-        raise InputError(f"{rounds!r:.60} rounds", "it must be a whole number, 1 or more", "give 100, for example")
+    require_whole(rounds, f"{rounds!r:.60} rounds", 1, "give 100, for example")
 
 
 def play_round(

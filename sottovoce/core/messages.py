@@ -6,7 +6,7 @@ Shapes: N nodes, D parameters, E directed edges.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -180,12 +180,12 @@ def value_of(message: Message) -> Rows:
     return message.value if isinstance(message, Weighted) else message
 
 
-class RoundWatch(Protocol):
+class RoundWatch:
     """Watches the rounds of a run: is told what enters a round and what leaves it, before it leaves.
 
-    In this order; `takes` only of rounds with gradients, the next two for every gossip step.
-    What is told is the loop's own, and is not changed. A watcher that finds a round dishonest raises, and nothing is
-    sent.
+    This one does nothing. It is told in this order; `takes` only of rounds with gradients, the next two for every
+    gossip step. What is told is the loop's own, and is not changed. A watcher that finds a round dishonest raises, and
+    nothing is sent.
     """
 
     def begins(self, round: int, state: State) -> None:
@@ -204,18 +204,4 @@ class RoundWatch(Protocol):
         """The state after the round."""
 
 
-class Unwatched:
-    """Nobody watches."""
-
-    def begins(self, round: int, state: State) -> None: ...
-
-    def takes(self, mixing: Mixing, point: Rows, gradient: Rows, entering: Rows, noise: Rows | float) -> None: ...
-
-    def sends(self, gossip_step: GossipStep, value: Rows) -> None: ...
-
-    def receives(self, gossip_step: GossipStep, mixed: Rows) -> None: ...
-
-    def ends(self, state: State) -> None: ...
-
-
-UNWATCHED = Unwatched()
+UNWATCHED = RoundWatch()

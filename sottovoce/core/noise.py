@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -104,53 +104,40 @@ class NoiseTerm:
     edges: Edges | None = None
 
 
-class Noise(Protocol):
-    """What every noise answers. Hashable, so that its tables are made once per mixing."""
+class Noise:
+    """What every noise answers: nothing is added and nothing correlated, unless it says so.
 
-    def __hash__(self) -> int:
-        """By its settings."""
+    Noises are hashable by their settings, so that their tables are made once per mixing.
+    """
 
     @property
     def correlation(self) -> Correlation | None:
         """How a source is correlated with itself over rounds; None: fresh every round."""
-
-    def local(self, mixing: Mixing) -> tuple[NoiseTerm, ...]:
-        """What nodes add to their gradients, once a round."""
-
-    def edge(self, mixing: Mixing) -> tuple[NoiseTerm, ...]:
-        """What the loop adds to single messages, in every gossip step."""
-
-    def with_sigma(self, sigma: PerNode) -> Noise:
-        """The same noise at another size; pair secrets beside a node's own noise keep theirs."""
-
-
-class _FreshNoise:
-    """Nothing added and nothing correlated; the noises below override what they do."""
-
-    @property
-    def correlation(self) -> Correlation | None:
         return None
 
     def local(self, mixing: Mixing) -> tuple[NoiseTerm, ...]:
+        """What nodes add to their gradients, once a round."""
         return ()
 
     def edge(self, mixing: Mixing) -> tuple[NoiseTerm, ...]:
+        """What the loop adds to single messages, in every gossip step."""
         return ()
+
+    def with_sigma(self, sigma: PerNode) -> Noise:
+        """The same noise at another size; pair secrets beside a node's own noise keep theirs."""
+        raise InputError("an algorithm without noise", "it has no sigma", "use a private algorithm")
 
 
 # --- kinds ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class NoNoise(_FreshNoise):
+class NoNoise(Noise):
     """No noise."""
-
-    def with_sigma(self, sigma: PerNode) -> Noise:
-        raise InputError("an algorithm without noise", "it has no sigma", "use a private algorithm")
 
 
 @dataclass(frozen=True)
-class Independent(_FreshNoise):
+class Independent(Noise):
     """Every node adds its own fresh `sigma * N(0, 1)` to its gradient.
 
     >>> from sottovoce.core.topologies import metropolis
@@ -172,7 +159,7 @@ class Independent(_FreshNoise):
 
 
 @dataclass(frozen=True)
-class Temporal(_FreshNoise):
+class Temporal(Noise):
     """Every node adds `sigma (C^-1 Z)_t` in round t: its own noise, correlated over rounds (mafalda, section 3)."""
 
     sigma: PerNode
@@ -193,7 +180,7 @@ class Temporal(_FreshNoise):
 
 
 @dataclass(frozen=True)
-class Pairwise(_FreshNoise):
+class Pairwise(Noise):
     """Each pair of neighbours shares a secret, fresh every round: one adds it, the other subtracts it (DECOR).
 
     The secrets cancel over the network. They are not scaled by W.
@@ -212,7 +199,7 @@ class Pairwise(_FreshNoise):
 
 
 @dataclass(frozen=True)
-class Central(_FreshNoise):
+class Central(Noise):
     """One trusted party adds `sigma * N(0, 1)` to the sum over all nodes; nobody knows the draw."""
 
     sigma: float
@@ -232,7 +219,7 @@ class Central(_FreshNoise):
 
 
 @dataclass(frozen=True)
-class ZeroSum(_FreshNoise):
+class ZeroSum(Noise):
     """A different noise on each message, summing to zero at the sender (zip-dl, Algorithm 1).
 
         Z_{a->v} = Y_{a->v} - 1 / (d_a W_av) sum_j W_aj Y_{a->j},    Y ~ N(0, zeta_a^2)
@@ -307,7 +294,7 @@ class ZeroSum(_FreshNoise):
 
 
 @dataclass(frozen=True)
-class CombinedNoise(_FreshNoise):
+class CombinedNoise(Noise):
     """Several noises of different kinds at once; one correlated over rounds stands alone."""
 
     parts: tuple[Noise, ...]

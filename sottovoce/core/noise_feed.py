@@ -22,7 +22,7 @@ from sottovoce.core.grid import NoiseOnGrid
 from sottovoce.core.integer_sums import Integers, encoded, whole_sizes
 from sottovoce.core.noise import FactoredMatrix
 from sottovoce.core.noise_sources import Fill, Sources
-from sottovoce.core.random_streams import RandomSource, StreamName, public_stream
+from sottovoce.core.random_streams import RandomSource, StreamName, check_seed, public_stream
 from sottovoce.core.release import Gradient
 from sottovoce.core.rounded_sum import (
     FINE,
@@ -55,9 +55,7 @@ class NoiseFeed:
     """
 
     def __init__(self, seed: int, source: RandomSource, gradient: Gradient, like: Rows) -> None:
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-            raise InputError(f"seed {seed!r}", "it must be a whole number", "give 0, for example")
-        self.seed, self._source, self._gradient, self._like = seed, source, gradient, like
+        self.seed, self._source, self._gradient, self._like = check_seed(seed), source, gradient, like
         self._past: list[Rows] = []
         self._errors: dict[Correlation, CorrelationErrors] = {}
         self._next_round = 0

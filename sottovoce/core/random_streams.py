@@ -23,7 +23,7 @@ from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import DTypeLike, NDArray
 
 from sottovoce.core.arrays import Reals
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, require_whole
 
 Words = NDArray[np.uint64]
 
@@ -200,8 +200,7 @@ class NoiseKey:
 
 def check_seed(seed: int) -> int:
     """The seed itself; refuses what is no whole number from 0 on."""
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise InputError(f"seed {seed!r:.60}", "a seed must be a whole number, 0 or more", "use seed 0")
+    require_whole(seed, f"seed {seed!r:.60}", 0, "use seed 0")
     return seed
 
 

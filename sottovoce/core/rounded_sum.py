@@ -271,7 +271,7 @@ class CorrelationErrors:
         for t in range(len(self._residuals), round + 1):
             self._inverse = _inverse_row(self._correlation, t)
             self._largest.append(2 * LARGEST * float(np.abs(self._inverse).sum()))
-            products = float(np.abs(self._correlation.matrix(t + 1)[t]) @ np.array(self._largest))
+            products = float(np.abs(self._correlation.row(t)) @ np.array(self._largest))
             self._residuals.append(FINE_ERROR + DOUBLE * (t + 4) * (LARGEST + products))
         if len(self._inverse) != round + 1:
             self._inverse = _inverse_row(self._correlation, round)

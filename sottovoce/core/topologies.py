@@ -24,6 +24,7 @@ from scipy import sparse
 
 from sottovoce.core.graphs import Graph, graph
 from sottovoce.core.mixing import TOLERANCE, Mixing, Requirement
+from sottovoce.core.random_streams import check_seed
 from sottovoce.core.rotation import ROTATING, parse_rotation
 from sottovoce.errors import InputError
 from sottovoce.support.progress import report_stage
@@ -376,6 +377,4 @@ def _delivered(weights: sparse.csr_array, active: NDArray[np.bool_]) -> sparse.c
 
 def _derived(seed: int, *where: int) -> int:
     """A seed for one round or step, far from those of neighbouring seeds."""
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise InputError(f"seed {seed!r}", "it must be a whole number, 0 or more", "give 0, for example")
-    return int(np.random.SeedSequence([seed, *where]).generate_state(1)[0])
+    return int(np.random.SeedSequence([check_seed(seed), *where]).generate_state(1)[0])

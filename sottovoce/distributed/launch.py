@@ -12,17 +12,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import NamedTuple
 
 from sottovoce.errors import InputError, SottovoceError, shortened
 from sottovoce.support.files import is_gone
-from sottovoce.support.processes import STOPPING_SIGNALS, end_with_parent, signals_blocked
+from sottovoce.support.processes import end_with_parent, signals_blocked, signals_heard
 
 LARGEST = 2**31 - 1
 
@@ -142,21 +140,14 @@ def _forwarding_signals(ranks: list[subprocess.Popen[bytes]]) -> Iterator[None]:
     """Signals that stop go to the ranks, which save and end; a second one ends them at once."""
     received = []
 
-    def forward(kind: int, _: FrameType | None) -> None:
+    def forward(kind: int, _: object) -> None:
         received.append(kind)
         for rank in ranks:
             if rank.poll() is None:
                 rank.send_signal(kind if len(received) == 1 else signal.SIGKILL)
 
-    if threading.current_thread() is not threading.main_thread():
+    with signals_heard(forward):
         yield
-        return
-    before = {kind: signal.signal(kind, forward) for kind in STOPPING_SIGNALS}
-    try:
-        yield
-    finally:
-        for kind, old in before.items():
-            signal.signal(kind, old)
 
 
 def is_orphaned() -> bool:

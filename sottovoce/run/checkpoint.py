@@ -17,10 +17,9 @@ from __future__ import annotations
 import json
 import re
 import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -43,7 +42,7 @@ from sottovoce.schemas.validation import problem_in
 from sottovoce.support.config import Document
 from sottovoce.support.files import write
 from sottovoce.support.npz import Arrays, read_checked_npz, read_rows, write_npz
-from sottovoce.support.processes import STOPPING_SIGNALS
+from sottovoce.support.processes import signals_heard
 from sottovoce.support.text import parse_json
 
 FORMAT = 2
@@ -272,15 +271,8 @@ class CheckpointSchedule:
     @contextmanager
     def interrupts_deferred(self) -> Iterator[None]:
         """One of several ranks does not stop by itself when it is interrupted or terminated: all stop together."""
-        if self._coordinator.size == 1 or threading.current_thread() is not threading.main_thread():
+        with nullcontext() if self._coordinator.size == 1 else signals_heard(self._note_interrupt):
             yield
-            return
-        handlers = {kind: signal.signal(kind, self._note_interrupt) for kind in STOPPING_SIGNALS}
-        try:
-            yield
-        finally:
-            for kind, handler in handlers.items():
-                signal.signal(kind, handler)
 
     def _note_interrupt(self, kind: int, _: object) -> None:
         self._wanted = max(self._wanted, Action.TERMINATE if kind == signal.SIGTERM else Action.STOP)

@@ -58,26 +58,33 @@ def unblock_signals() -> None:
 
 
 @contextmanager
-def signals_wait(stop: Callable[[], None]) -> Iterator[None]:
-    """A signal that stops calls `stop`, which ends the block in its own time; then the signal does what it would have.
+def signals_heard(act: Callable[[int, object], None]) -> Iterator[None]:
+    """Signals that stop call `act` instead.
 
     Only the main thread of a process hears signals; in another one nothing changes.
     """
-    if threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {kind: signal.signal(kind, act) for kind in STOPPING_SIGNALS} if is_main else {}
+    try:
         yield
-        return
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+@contextmanager
+def signals_wait(stop: Callable[[], None]) -> Iterator[None]:
+    """A signal that stops calls `stop`, which ends the block in its own time; then it does what it would have done."""
     received: list[int] = []
 
     def note(kind: int, _: object) -> None:
         received.append(kind)
         stop()
 
-    handlers = {kind: signal.signal(kind, note) for kind in STOPPING_SIGNALS}
     try:
-        yield
+        with signals_heard(note):
+            yield
     finally:
-        for kind, handler in handlers.items():
-            signal.signal(kind, handler)
         if received:
             signal.raise_signal(received[0])
 

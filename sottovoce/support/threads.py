@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
-from sottovoce.errors import InputError
+from sottovoce.errors import require_whole
 
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
@@ -91,8 +91,7 @@ def threads(count: int | None = None) -> Iterator[int]:
     (1, 1)
     """
     used = 1 if count is None else count
-    if isinstance(used, bool) or not isinstance(used, int) or used < 1:
-        raise InputError(f"{count!r} threads", "it must be a whole number, 1 or more", "leave it out for one thread")
+    require_whole(used, f"{count!r} threads", 1, "leave it out for one thread")
     with _torch_threads(used), ThreadPoolExecutor(max(1, used - 1), thread_name_prefix="nodes") as pool:
         before = _here.pool, _here.helpers
         _here.pool, _here.helpers = pool, used - 1

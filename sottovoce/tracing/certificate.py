@@ -29,6 +29,7 @@ from scipy import sparse
 from sottovoce.core.algorithm import State, leaves
 from sottovoce.core.arrays import Plain, Rows, is_plain, is_torch, numpy_dtype, to_numpy
 from sottovoce.core.compression import Compression, Identity
+from sottovoce.core.messages import RoundWatch
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import NoiseTerm
 from sottovoce.core.release import GossipStep
@@ -79,7 +80,7 @@ def what_is_checked(compression: Compression, rounds: int) -> str:
     return f"checked in {when}: points, {messages}, states and final models are what was traced"
 
 
-class Certificate:
+class Certificate(RoundWatch):
     """Watches the rounds of a run, each class of coordinates by itself.
 
     `local` takes loop rows to the plain rows of the nodes here.
@@ -121,7 +122,7 @@ class Certificate:
             one.compare_models(models)
 
 
-class ClassCertificate:
+class ClassCertificate(RoundWatch):
     """Watches a class of coordinates."""
 
     def __init__(self, maps: ClassMaps, name: str, nodes: NDArray[np.intp], local: Callable[[Rows], Rows]) -> None:

@@ -90,5 +90,5 @@ def test_every_set_leaves_two_honest_senders():
         check_sum_sets(uniform("complete:5"), 4)
     with pytest.raises(InputError, match="node 0 gets a sum over node 1;"):
         check_sum_sets(metropolis("path:4"), 1)
-    with pytest.raises(InputError, match="0 colluders; a receiver knows its own noise"):
+    with pytest.raises(InputError, match="0 colluders; .* whole number, 1 or more"):
         check_sum_sets(metropolis("ring:4"), 0)
