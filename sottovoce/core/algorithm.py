@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
-
-import numpy as np
 
 from sottovoce.core import arrays
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.mixing import Requirement
-from sottovoce.core.noise import LARGEST, SMALLEST, Noise, NoNoise, PerNode
+from sottovoce.core.noise import Noise, NoNoise, PerNode, checked_sizes
 from sottovoce.core.sensitivity import checked
 from sottovoce.core.topologies import Topology
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, require_whole
 
 State: TypeAlias = Any
 """The state of an algorithm: rows, a number, None, or a tuple of states, as the algorithm has chosen."""
@@ -160,27 +156,13 @@ class Gossip:
     exact_noise: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("step_size", "gossip_steps"):
-            kind = int | np.integer if name == "gossip_steps" else int | float | np.integer | np.floating
-            value = getattr(self, name)
-            if not isinstance(value, kind) or isinstance(value, bool) or abs(value) > sys.float_info.max:
-                wanted = "a whole number" if name == "gossip_steps" else "a number"
-                raise InputError(f"{name} = {value!r:.40}", f"it must be {wanted}", "correct it")
         if not isinstance(self.compression, Compression):
             raise InputError(
                 f"compression {self.compression!r}", "it must be an operator or its spec", "write rand:0.5"
             )
-        if math.isnan(self.step_size) or self.step_size == 0:
-            raise InputError(f"step size {self.step_size}", "it must be finite and not zero", "give 0.1, for example")
-        if not SMALLEST <= abs(self.step_size) <= LARGEST:
-            raise InputError(
-                f"step size {self.step_size:g}",
-                f"it must lie between {SMALLEST:g} and {LARGEST:g}",
-                "choose other units",
-            )
+        checked_sizes("step size", self.step_size, signed=True, positive=True, single=True)
+        require_whole(self.gossip_steps, f"{self.gossip_steps!r:.40} gossip steps", 1, "give 1 or more")
         object.__setattr__(self, "sensitivity", checked(self.sensitivity))
-        if self.gossip_steps < 1:
-            raise InputError(f"{self.gossip_steps} gossip steps", "there must be at least one", "give 1 or more")
 
     def on(self, topology: Topology) -> Gossip:
         """Nothing is taken from the topology, but its first round must fit; the loop checks the others."""

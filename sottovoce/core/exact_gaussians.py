@@ -284,7 +284,7 @@ def _kept(stream: RandomStream, trials: int, sigma: int) -> Integers:
     uniform = (third >> np.uint64(11)) * 2.0**-53
     keep = uniform < chance
     for i in np.flatnonzero(np.abs(uniform - chance) <= COMPARISON_ERROR).tolist():
-        keep[i] = _is_below(stream, int(third[i]), partial(_chance, int(k[i]), int(j[i]), sigma))
+        keep[i] = _Uniform(stream, int(third[i]), 64).is_below(partial(_chance, int(k[i]), int(j[i]), sigma))
     value = k * sigma + j
     negative = (first & np.uint64(1)).astype(bool)
     keep &= inside & ~(negative & (value == 0))
@@ -320,38 +320,37 @@ def _edges() -> Words:
 # --- more digits ---------------------------------------------------------------------------------------------------
 
 
-def _is_below(stream: RandomStream, bits: int, probability: Callable[[int], DecimalInterval]) -> bool:
-    """Whether a uniform number, of which 64 bits are known, is below a probability: more bits until it shows."""
-    digits, known = 40, 64
-    while True:
-        value, error = probability(digits)
-        with localcontext() as context:
-            context.prec = digits + 20
-            width = Decimal(2) ** -known
-            low = bits * width
-            if low + width <= value - error:
-                return True
-            if low >= value + error:
-                return False
-        bits, known = (bits << 64) + int(stream.words(1)[0]), known + 64
-        digits += 20
+class _Uniform:
+    """A uniform number of which the first bits are known; the stream has the others."""
+
+    def __init__(self, stream: RandomStream, bits: int, known: int) -> None:
+        self._stream, self._bits, self._known = stream, bits, known
+
+    def read_more(self) -> None:
+        self._bits, self._known = (self._bits << 64) + int(self._stream.words(1)[0]), self._known + 64
+
+    def is_below(self, probability: Callable[[int], DecimalInterval]) -> bool:
+        """Whether it is below a probability, which is given to so many digits: more bits until it shows."""
+        while True:
+            digits = self._known // 3 + 20
+            value, error = probability(digits)
+            with localcontext() as context:
+                context.prec = digits + 20
+                width = Decimal(2) ** -self._known
+                if (self._bits + 1) * width <= value - error:
+                    return True
+                if self._bits * width >= value + error:
+                    return False
+            self.read_more()
 
 
 def _exact_step(stream: RandomStream, bits: int) -> int:
     """k from the first 63 bits of a uniform number, where they are those of an edge; the next ones decide."""
-    bits, known, k = (bits << 64) + int(stream.words(1)[0]), BITS + 64, 0
-    while True:
-        digits = known // 3 + 20
-        value, error = _cumulative(k, digits)
-        with localcontext() as context:
-            context.prec = digits + 20
-            width = Decimal(2) ** -known
-            if (bits + 1) * width <= value - error:
-                return k
-            if bits * width >= value + error:
-                k += 1
-                continue
-        bits, known = (bits << 64) + int(stream.words(1)[0]), known + 64
+    uniform, k = _Uniform(stream, bits, BITS), 0
+    uniform.read_more()
+    while not uniform.is_below(partial(_cumulative, k)):
+        k += 1
+    return k
 
 
 def _chance(k: int, j: int, sigma: int, digits: int) -> DecimalInterval:

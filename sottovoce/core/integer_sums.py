@@ -6,7 +6,7 @@ sums of them are exact and can be masked. Receivers get the weighted sum of such
     w (round(x / h) + z)  mod 2^64
 
 Sums wrap around, and never round. Read as a number between -2^63 and 2^63, a sum is the plain one as long as that lies
-between -bound and bound, where `SumRange` has chosen the bound so that chance alone passes it with a probability below
+between -bound and bound, where `sum_bound` has chosen it so that chance alone passes it with a probability below
 2^-100. What is decoded to more than that counts as failed. All of it follows from public settings.
 
     >>> h = 2.0**-10
@@ -77,34 +77,23 @@ def decoded(total: Words, bound: int) -> Integers | None:
     return integers if bool(inside.all()) else None
 
 
-@dataclass(frozen=True)
-class SumRange:
-    """How large a sum can be: `count` sums of `weights` times values up to `largest` each, plus their noise.
+def sum_bound(weights: Sequence[int], largest: Sequence[int], sigma: Sequence[float], count: int) -> int:
+    """What `count` sums of weights times values up to `largest`, plus noise, stay within but for a chance of 2^-100.
 
-    Noise is sub-Gaussian of standard deviation `sigma`: Gaussians, and discrete Gaussians (Canonne, Kairouz and
-    Steinke 2020). Three sequences with an entry for each sender.
+    Refused where that is no signed 64-bit integer. Noise is sub-Gaussian of standard deviation `sigma`: Gaussians, and
+    discrete Gaussians (Canonne, Kairouz and Steinke 2020); `P[|noise| > a] <= 2 exp(-a^2 / (2 V))` for variance V, once
+    for each of the sums. Three sequences with an entry for each sender.
     """
-
-    weights: Sequence[int]
-    largest: Sequence[int]
-    sigma: Sequence[float]
-    count: int
-
-    def bound(self) -> int:
-        """What all sums stay within, but for a chance below 2^-100; refused where that is no signed 64-bit integer.
-
-        `P[|noise| > a] <= 2 exp(-a^2 / (2 V))` for noise of variance V, once for each of the sums.
-        """
-        values = sum(abs(weight) * largest for weight, largest in zip(self.weights, self.largest, strict=True))
-        deviation = math.hypot(*(weight * sigma for weight, sigma in zip(self.weights, self.sigma, strict=True)))
-        factor = math.sqrt(2 * ((OVERFLOW_BITS + 1) * math.log(2) + math.log(max(1, self.count))))
-        bound = values + math.ceil(deviation * factor * (1 + 2**-40)) + 1
-        if bound >= 2 ** (BITS - 1):
-            raise InputError(
-                f"sums up to 2^{math.log2(bound):.1f}", f"sums must be integers below 2^{BITS - 1}",
-                "declare a smaller range of values, or use weights with a smaller common denominator",
-            )  # fmt: skip
-        return bound
+    values = sum(abs(weight) * most for weight, most in zip(weights, largest, strict=True))
+    deviation = math.hypot(*(weight * size for weight, size in zip(weights, sigma, strict=True)))
+    factor = math.sqrt(2 * ((OVERFLOW_BITS + 1) * math.log(2) + math.log(max(1, count))))
+    bound = values + math.ceil(deviation * factor * (1 + 2**-40)) + 1
+    if bound >= 2 ** (BITS - 1):
+        raise InputError(
+            f"sums up to 2^{math.log2(bound):.1f}", f"sums must be integers below 2^{BITS - 1}",
+            "declare a smaller range of values, or use weights with a smaller common denominator",
+        )  # fmt: skip
+    return bound
 
 
 LARGEST_DENOMINATOR = 100_000
@@ -195,61 +184,54 @@ SUMS = 2**60
 
 
 @dataclass(frozen=True, eq=False)
-class SumGrid:
-    """Values are integers times `step`; each node adds a discrete Gaussian of so many steps, `sigma_N`.
-
-    Nodes may have sensitivities of their own: noise is in units of the largest, rounding weighs most on the least.
-    `bounds_N[v]` is what the sum that node v gets stays within, its own integers counted. `noise` is what was asked
-    for; what is added is a little more.
-    """
+class _IntegerGrid:
+    """Values are integers times `step`; the sum that node v gets, its own counted, stays within `bounds_N[v]`."""
 
     step: float
-    least_sensitivity: float
-    sigma_N: tuple[int, ...]
-    noise: NoiseOnGrid
     weights: IntegerWeights
     bounds_N: tuple[int, ...]
 
-    def mixed(self, rows_ND: Reals) -> Reals:
-        """What every node makes of the sum over all nodes, which have equal weights."""
-        total = encoded(rows_ND, self.step).astype(np.uint64).sum(axis=0, dtype=np.uint64)
-        return np.broadcast_to(self.average(total), rows_ND.shape)
-
-    def average(self, total_D: Words) -> Reals:
-        """The average, from the sum of all nodes' integers."""
-        return _read(total_D, self.bounds_N[0], self.weights.denominators[0], self.step)
+    def average(self, total_D: Words, node: int) -> Reals:
+        """The weighted average at a node, from the sum of integers that it gets and its own."""
+        integers = decoded(total_D, self.bounds_N[node])
+        if integers is None:
+            raise Diverged(
+                "a secure sum beyond its range",
+                "by chance this happens once in 2^100 runs",
+                "clip gradients, or lower the step size",
+            )
+        return integers * self.step / self.weights.denominators[node]
 
 
 @dataclass(frozen=True, eq=False)
-class ModelGrid:
-    """Models are integers times `step`, and each node gets the weighted sum of its neighbours' integers."""
+class SumGrid(_IntegerGrid):
+    """Sums over all nodes, which have equal weights; each node adds a discrete Gaussian of so many steps, `sigma_N`.
 
-    step: float
-    weights: IntegerWeights
-    bounds_N: tuple[int, ...]
+    Nodes may have sensitivities of their own: noise is in units of the largest, rounding weighs most on the least.
+    `noise` is what was asked for; what is added is a little more.
+    """
+
+    least_sensitivity: float
+    sigma_N: tuple[int, ...]
+    noise: NoiseOnGrid
+
+    def mixed(self, rows_ND: Reals) -> Reals:
+        """What every node makes of the sum over all nodes."""
+        total = encoded(rows_ND, self.step).astype(np.uint64).sum(axis=0, dtype=np.uint64)
+        return np.broadcast_to(self.average(total, 0), rows_ND.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelGrid(_IntegerGrid):
+    """Models, of which each node gets the weighted sum of its neighbours' integers."""
 
     def mixed(self, rows_ND: Reals) -> Reals:
         """What every node makes of its sum and of its own integers."""
         totals = self.weights.numerators @ encoded(rows_ND, self.step)
-        return np.stack([self.average(v, total) for v, total in enumerate(totals.view(np.uint64))])
-
-    def average(self, node: int, total_D: Words) -> Reals:
-        """The weighted average of a node and its neighbours, from the sum of their integers."""
-        return _read(total_D, self.bounds_N[node], self.weights.denominators[node], self.step)
+        return np.stack([self.average(total, v) for v, total in enumerate(totals.view(np.uint64))])
 
 
 IntegerSums: TypeAlias = SumGrid | ModelGrid
-
-
-def _read(total_D: Words, bound: int, denominator: int, step: float) -> Reals:
-    integers = decoded(total_D, bound)
-    if integers is None:
-        raise Diverged(
-            "a secure sum beyond its range",
-            "by chance this happens once in 2^100 runs",
-            "clip gradients, or lower the step size",
-        )
-    return integers * step / denominator
 
 
 @once_for_each
@@ -288,7 +270,7 @@ def _grid(terms: tuple[NoiseTerm, ...], sensitivity: float, mixing: Mixing) -> S
             if max(sigma) > LARGEST_SIGMA or largest_value > LARGEST_INTEGER:
                 continue
             noise = NoiseOnGrid(step, (replace(terms[0], matrix=terms[0].matrix.scaled(sensitivity)),), whole=True)
-            return SumGrid(step, sensitivity, sigma, noise, weights, _bounds(weights, largest_value, sigma))
+            return SumGrid(step, weights, _bounds(weights, largest_value, sigma), sensitivity, sigma, noise)
         except InputError:  # sums do not fit: a coarser grid may do
             continue
     raise InputError(
@@ -308,8 +290,8 @@ def _bounds(weights: IntegerWeights, largest: int, sigma: tuple[int, ...]) -> tu
     for v in range(rows.shape[0]):
         row = slice(rows.indptr[v], rows.indptr[v + 1])
         senders = rows.indices[row].tolist()
-        sums = SumRange(rows.data[row].tolist(), [largest] * len(senders), [sigma[u] for u in senders], SUMS)
-        bounds.append(sums.bound())
+        sizes = [sigma[u] for u in senders]
+        bounds.append(sum_bound(rows.data[row].tolist(), [largest] * len(senders), sizes, SUMS))
     return tuple(bounds)
 
 

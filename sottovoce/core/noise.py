@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -137,7 +137,21 @@ class NoNoise(Noise):
 
 
 @dataclass(frozen=True)
-class Independent(Noise):
+class _Sized(Noise):
+    """Noise of one kind, of standard deviation `sigma`; where nodes share it, there is one for all."""
+
+    sigma: PerNode
+    shared: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sigma", checked_sizes("sigma", self.sigma, single=self.shared))
+
+    def with_sigma(self, sigma: PerNode) -> Noise:
+        return replace(self, sigma=sigma)
+
+
+@dataclass(frozen=True)
+class Independent(_Sized):
     """Every node adds its own fresh `sigma * N(0, 1)` to its gradient.
 
     >>> from sottovoce.core.topologies import metropolis
@@ -146,69 +160,44 @@ class Independent(Noise):
            [0. , 0.5]])
     """
 
-    sigma: PerNode
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sigma", _size("sigma", self.sigma))
-
-    def with_sigma(self, sigma: PerNode) -> Noise:
-        return replace(self, sigma=sigma)
-
     def local(self, mixing: Mixing) -> tuple[NoiseTerm, ...]:
         return _own_terms(self.sigma, mixing.n)
 
 
 @dataclass(frozen=True)
-class Temporal(Noise):
+class Temporal(_Sized):
     """Every node adds `sigma (C^-1 Z)_t` in round t: its own noise, correlated over rounds (mafalda, section 3)."""
 
-    sigma: PerNode
     over_rounds: Correlation
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sigma", _size("sigma", self.sigma))
 
     @property
     def correlation(self) -> Correlation | None:
         return self.over_rounds
 
-    def with_sigma(self, sigma: PerNode) -> Noise:
-        return replace(self, sigma=sigma)
-
     def local(self, mixing: Mixing) -> tuple[NoiseTerm, ...]:
         return _own_terms(self.sigma, mixing.n)
 
 
 @dataclass(frozen=True)
-class Pairwise(Noise):
+class Pairwise(_Sized):
     """Each pair of neighbours shares a secret, fresh every round: one adds it, the other subtracts it (DECOR).
 
     The secrets cancel over the network. They are not scaled by W.
     """
 
     sigma: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sigma", _size("sigma of pairs", self.sigma, single=True))
-
-    def with_sigma(self, sigma: PerNode) -> Noise:
-        return Pairwise(_one_size(sigma))
+    shared = True
 
     def local(self, mixing: Mixing) -> tuple[NoiseTerm, ...]:
         return _pair_terms(self.sigma, mixing)
 
 
 @dataclass(frozen=True)
-class Central(Noise):
+class Central(_Sized):
     """One trusted party adds `sigma * N(0, 1)` to the sum over all nodes; nobody knows the draw."""
 
     sigma: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sigma", _size("sigma", self.sigma, single=True))
-
-    def with_sigma(self, sigma: PerNode) -> Noise:
-        return Central(_one_size(sigma))
+    shared = True
 
     def local(self, mixing: Mixing) -> tuple[NoiseTerm, ...]:
         if not self.sigma:
@@ -241,7 +230,7 @@ class ZeroSum(Noise):
                 "give one of them",
             )
         given = "zeta" if self.zeta is not None else "message_sigma"
-        object.__setattr__(self, given, _size(given, getattr(self, given)))
+        object.__setattr__(self, given, checked_sizes(given, getattr(self, given)))
 
     def with_sigma(self, sigma: PerNode) -> Noise:
         return replace(self, zeta=sigma) if self.zeta is not None else replace(self, message_sigma=sigma)
@@ -338,31 +327,24 @@ checked up to there. Sums of noise of different kinds lose what is smaller: beyo
 than 1e-7 of themselves."""
 
 
-def _size(name: str, value: ArrayLike, *, single: bool = False) -> PerNode:
-    """A standard deviation, one for all nodes or (unless `single`) one for each, in a form that can be hashed."""
+def checked_sizes(
+    name: str, value: ArrayLike, *, signed: bool = False, positive: bool = False, single: bool = False
+) -> PerNode:
+    """A size, one for all nodes or (unless `single`) one for each, in a form that can be hashed."""
     try:
         if np.ma.is_masked(value) or np.asarray(value).dtype.kind not in "iuf":
             raise TypeError
         values = np.asarray(value, dtype=float)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise InputError(f"{name} = {value!r:.60}", "a standard deviation must be a number", "correct it") from None
-    bad = ~np.isfinite(values) | (values < 0)
-    if not bad.any() and (values > LARGEST).any():
-        raise InputError(
-            f"{name} = {values.max():g}",
-            f"noise must be at most {LARGEST:g}, so that its variance is a finite number",
-            "use less noise",
-        )
-    tiny = values[(values > 0) & (values < SMALLEST)]
-    if tiny.size and not bad.any():
-        raise InputError(
-            f"{name} = {tiny.min():g}",
-            f"noise must be 0 or at least {SMALLEST:g}, so that its variance is not rounded to 0",
-            "use 0, or more noise",
-        )
-    if bad.any() or values.ndim > (0 if single else 1):
-        shown = values[bad].ravel()[0] if bad.any() else f"an array of shape {values.shape}"
-        raise InputError(f"{name} = {shown}", "a standard deviation must be finite and not negative", "correct it")
+        raise InputError(f"{name} = {value!r:.60}", "it must be a number", "correct it") from None
+    if not values.size or values.ndim > (0 if single else 1):
+        rule = f"one number is needed{'' if single else ', or one for each node'}"
+        raise InputError(f"{name} of shape {values.shape}", rule, "correct it")
+    sizes = np.abs(values) if signed else values
+    wrong = values[~((sizes >= SMALLEST) & (sizes <= LARGEST) | (sizes == 0) & (not positive))]
+    if wrong.size:
+        rule = f"it must lie between {SMALLEST:g} and {LARGEST:g}{'' if positive else ', or be 0'}"
+        raise InputError(f"{name} = {wrong[0]:g}", f"{rule}, so that its square is a number", "choose other units")
     require_near(name, values.ravel().tolist(), FARTHEST_NODES)
     return tuple(values.tolist()) if values.ndim else float(values)
 
@@ -382,13 +364,6 @@ def _sizes_of(noise: Noise) -> list[float]:
     """All that its settings say of standard deviations."""
     given = (getattr(noise, name, None) for name in ("sigma", "zeta", "message_sigma"))
     return [float(size) for value in given if value is not None for size in np.atleast_1d(value)]
-
-
-def _one_size(sigma: PerNode) -> float:
-    """The one size that noise of several nodes together has."""
-    if isinstance(sigma, tuple):
-        raise InputError(f"sigma for {len(sigma)} nodes", "all nodes share this noise", "give one number")
-    return sigma
 
 
 def _per_node(name: str, value: PerNode | None, n: int) -> NDArray[np.float64]:

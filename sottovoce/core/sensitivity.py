@@ -16,9 +16,9 @@ from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from sottovoce.core.noise import FARTHEST_NODES, LARGEST, SMALLEST, NoiseTerm, PerNode, require_near
+from sottovoce.core.noise import NoiseTerm, PerNode, checked_sizes
 from sottovoce.core.noise_sources import Sources
 from sottovoce.errors import InputError
 
@@ -32,22 +32,10 @@ def per_node(values: Sequence[float] | NDArray[np.float64]) -> PerNode:
     return max(found) if max(found) - min(found) <= ROUNDING * max(found) else found
 
 
-def checked(value: object) -> PerNode:
+def checked(value: ArrayLike) -> PerNode:
     """A positive number, or one for each node, in a form that can be hashed."""
-    try:
-        if np.asarray(value).dtype.kind not in "iuf":
-            raise TypeError
-        values = np.asarray(value, dtype=float)
-    except (TypeError, ValueError, OverflowError):
-        raise InputError(f"sensitivity = {value!r:.60}", "it must be a number", "correct it") from None
-    if values.ndim > 1 or not values.size or not ((values > 0) & np.isfinite(values)).all():
-        raise InputError(f"sensitivity {value!r:.60}", "it must be positive and finite", "give the clipping bound")
-    if values.min() < SMALLEST or values.max() > LARGEST:
-        raise InputError(
-            f"sensitivity {value!r:.60}", f"it must lie between {SMALLEST:g} and {LARGEST:g}", "choose other units"
-        )
-    require_near("sensitivity", values.ravel().tolist(), FARTHEST_NODES)
-    return per_node(values) if values.ndim else float(values)
+    sizes = checked_sizes("sensitivity", value, positive=True)
+    return per_node(sizes) if isinstance(sizes, tuple) else sizes
 
 
 def check_nodes(sensitivity: PerNode, n: int) -> None:

@@ -266,7 +266,7 @@ class RankTransport(ShardTransport):
         if isinstance(grid, SumGrid):
             total = torch.from_numpy(encoded(arrays.to_numpy(own), grid.step)).sum(dim=0)
             self.communicator.sum_(total)
-            total = torch.from_numpy(grid.average(arrays.to_numpy(total).view(np.uint64)))
+            total = torch.from_numpy(grid.average(arrays.to_numpy(total).view(np.uint64), 0))
         else:
             total = arrays.operator(sparse.csr_array(gossip_step.mixing.weights[[0]][:, self.nodes]), own) @ own
             self.communicator.sum_(total)
@@ -287,5 +287,5 @@ class RankTransport(ShardTransport):
         totals = weights[self.nodes] @ integers
         for peer, arrived in incoming.items():
             totals[self.shard.position[receivers[peer]]] += arrived.numpy()
-        rows = [grid.average(int(v), total) for v, total in zip(self.nodes, totals.view(np.uint64), strict=True)]
+        rows = [grid.average(total, int(v)) for v, total in zip(self.nodes, totals.view(np.uint64), strict=True)]
         return ShardedRows(self.shard, as_tensor(arrays.convert(np.stack(rows), sent.own)))

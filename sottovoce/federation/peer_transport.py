@@ -255,11 +255,12 @@ class PeerTransport(ShardTransport):
         grid = gossip_step.grid
         if not isinstance(grid, SumGrid):
             raise Unaccountable("only sums of integers can be masked: otherwise single messages would be visible")
-        return self._averaged(gossip_step, grid, sent, lambda total: torch.from_numpy(grid.average(total))[None])
+        average = partial(grid.average, node=self.rules.member)
+        return self._averaged(gossip_step, grid, sent, lambda total: torch.from_numpy(average(total))[None])
 
     def neighbour_sums(self, gossip_step: GossipStep, grid: ModelGrid, sent: ShardedRows) -> ShardedRows:
         """The average over this member's neighbours, of which it sees none."""
-        average = partial(grid.average, self.rules.member)
+        average = partial(grid.average, node=self.rules.member)
         return self._averaged(
             gossip_step, grid, sent, lambda total: as_tensor(arrays.convert(average(total)[None], sent.own))
         )

@@ -210,8 +210,6 @@ class Experiment(Section):
 
 def read_settings_file(path: Path) -> Document:
     """A TOML file, or the `config.json` that a run leaves behind."""
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise InputError(f"{path} is a pipe or a device", "settings are read from a TOML file", "name the file")
     text = read_text(path, "settings are read from a TOML file", "check the path")
     if path.suffix != ".json":
         check_length(text, str(path))

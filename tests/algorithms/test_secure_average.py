@@ -71,7 +71,7 @@ def test_with_masks_every_receiver_gets_the_same_integers():
             total += message + PairMasks(own, shared).mask(Place(0, 0, receiver), others, D)
         total += weighted(integers[v], grid.weights.weight(v, v))
         assert decoded(total, grid.bounds_N[v]).tolist() == integers.sum(axis=0).tolist()
-        np.testing.assert_array_equal(grid.average(total), step.mixed[v])
+        np.testing.assert_array_equal(grid.average(total, v), step.mixed[v])
 
 
 def test_torch_and_numpy_train_alike_and_keep_their_precision():

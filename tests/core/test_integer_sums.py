@@ -12,11 +12,11 @@ from mpmath import mp
 from sottovoce import InputError, metropolis, uniform
 from sottovoce.core.integer_sums import (
     LARGEST_INTEGER,
-    SumRange,
     check_sum_sets,
     decoded,
     encoded,
     integer_weights,
+    sum_bound,
     weighted,
 )
 from sottovoce.core.topologies import from_matrix
@@ -49,7 +49,7 @@ def test_sums_wrap_around_and_come_back():
 
 def test_the_bound_is_passed_with_a_probability_below_two_to_the_minus_hundred():
     """Against the tail of the Gaussian itself, in 60 digits; and not so far above that sums would not fit."""
-    found = SumRange(weights=[3, 1], largest=[10, 20], sigma=[1000.0, 4000.0], count=10**9).bound()
+    found = sum_bound(weights=[3, 1], largest=[10, 20], sigma=[1000.0, 4000.0], count=10**9)
     deviation = mp.hypot(3000, 4000)
     with mp.workdps(60):
         tail = 10**9 * mp.erfc((found - 50) / (deviation * mp.sqrt(2)))
@@ -59,10 +59,9 @@ def test_the_bound_is_passed_with_a_probability_below_two_to_the_minus_hundred()
 
 
 def test_sums_that_do_not_fit_are_refused():
-    at_edge = SumRange(weights=[1], largest=[2**62 - 1], sigma=[0.0], count=1)
-    assert at_edge.bound() < 2**63
+    assert sum_bound(weights=[1], largest=[2**62 - 1], sigma=[0.0], count=1) < 2**63
     with pytest.raises(InputError, match=r"sums up to 2\^63.0; sums must be integers below 2\^63"):
-        SumRange(weights=[2], largest=[2**62], sigma=[0.0], count=1).bound()
+        sum_bound(weights=[2], largest=[2**62], sigma=[0.0], count=1)
 
 
 @pytest.mark.parametrize("graph", ["ring:5", "florentine", "star:6", "complete:7", "karate"])
@@ -90,5 +89,5 @@ def test_every_set_leaves_two_honest_senders():
         check_sum_sets(uniform("complete:5"), 4)
     with pytest.raises(InputError, match="node 0 gets a sum over node 1;"):
         check_sum_sets(metropolis("path:4"), 1)
-    with pytest.raises(InputError, match="0 colluders; .* whole number, 1 or more"):
+    with pytest.raises(InputError, match="0 colluders"):
         check_sum_sets(metropolis("ring:4"), 0)

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from sottovoce import InputError
-from sottovoce.core.integer_sums import SumRange, decoded, weighted
+from sottovoce.core.integer_sums import decoded, sum_bound, weighted
 from sottovoce.core.pair_masks import PairMasks, Place, pair_key
 
 AGREEMENT = hashlib.sha256(b"agreement").digest()
@@ -40,7 +40,7 @@ def test_the_masked_sum_is_the_plain_sum(count):
     weights = rng.integers(-1000, 1000, count).tolist()
     weights[0] = 999
     largest = 2**62 // sum(map(abs, weights))
-    bound = SumRange(weights, [largest] * count, [0.0] * count, count=1).bound()
+    bound = sum_bound(weights, [largest] * count, [0.0] * count, count=1)
     values = rng.integers(-largest, largest, (count, 64), endpoint=True)
     values[:, 0], values[:, 1] = largest * np.sign(weights), -largest * np.sign(weights)
     senders = members(count)
