@@ -28,8 +28,28 @@ class SottovoceError(Exception):
 
     exit_code = 1
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What its message is made of, and what it is made from again in another process."""
+        return tuple(map(str, self.args))
 
-class InputError(SottovoceError, ValueError):
+    def __reduce__(self) -> tuple[type[SottovoceError], tuple[str, ...]]:
+        return type(self), self.parts
+
+
+class _Explained(SottovoceError):
+    """What was found, which rule it breaks, and what to do, in one line."""
+
+    def __init__(self, found: str, rule: str, remedy: str) -> None:
+        super().__init__(re.sub(r"\s*\n\s*", " ", f"{found}; {rule}; {remedy}"))
+        self.found, self.rule, self.remedy = found, rule, remedy
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return self.found, self.rule, self.remedy
+
+
+class InputError(_Explained, ValueError):
     """The input breaks a rule.
 
     >>> raise InputError("ring:2 has 2 nodes", "a ring needs at least 3", "use path:2")
@@ -39,13 +59,6 @@ class InputError(SottovoceError, ValueError):
     """
 
     exit_code = 2
-
-    def __init__(self, found: str, rule: str, remedy: str) -> None:
-        super().__init__(re.sub(r"\s*\n\s*", " ", f"{found}; {rule}; {remedy}"))
-        self.found, self.rule, self.remedy = found, rule, remedy
-
-    def __reduce__(self) -> tuple[type[InputError], tuple[str, str, str]]:
-        return type(self), (self.found, self.rule, self.remedy)
 
 
 class Diverged(InputError):
@@ -66,15 +79,10 @@ class Unaccountable(SottovoceError):
     exit_code = 3
 
 
-class Uncertified(Unaccountable):
+class Uncertified(_Explained, Unaccountable):
     """A run does something else than was traced and accounted for; it ends before that is sent."""
 
-    def __init__(self, found: str, rule: str, remedy: str) -> None:
-        super().__init__(re.sub(r"\s*\n\s*", " ", f"{found}; {rule}; {remedy}"))
-        self.found, self.rule, self.remedy = found, rule, remedy
-
-    def __reduce__(self) -> tuple[type[Uncertified], tuple[str, str, str]]:
-        return type(self), (self.found, self.rule, self.remedy)
+    exit_code = 3
 
 
 def require_whole(value: object, found: str, least: int, remedy: str) -> None:

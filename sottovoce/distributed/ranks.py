@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Generic, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ from sottovoce.distributed.coordinator import Coordinator
 from sottovoce.distributed.launch import Place, leave_with_launcher, place_among_ranks
 from sottovoce.distributed.shard_transport import ShardTransport
 from sottovoce.distributed.sharded_rows import NodeShard, ShardedRows, as_tensor, parts_of, place_nodes, read_placement
-from sottovoce.errors import Diverged, InputError, PeerLost, SottovoceError, Unaccountable
+from sottovoce.errors import Diverged, InputError, PeerLost, SottovoceError, Unaccountable, Uncertified
 from sottovoce.support.config import first_difference
 from sottovoce.support.own_code import raised_in_own_code
 
@@ -63,35 +63,17 @@ def join_ranks(timeout: float, tell: Callable[[str], None] = lambda _: None) -> 
     dist.destroy_process_group()
 
 
-@dataclass
-class Outcome(Generic[Value]):
-    """What came of a call at one rank: the value it returned, or the error it raised."""
-
-    value: Value | None = None
-    error: SottovoceError | None = None
-
-    def result(self) -> Value:
-        """The value; raises the error if there is one."""
-        if self.error is not None:
-            raise self.error
-        return cast("Value", self.value)
-
-    def document(self) -> dict[str, object]:
-        """As JSON."""
-        return {"value": self.value, "error": None if self.error is None else error_document(self.error)}
-
-
 ERRORS: dict[str, type[SottovoceError]] = {
-    kind.__name__: kind for kind in (SottovoceError, InputError, Diverged, PeerLost, Unaccountable)
+    kind.__name__: kind for kind in (SottovoceError, InputError, Diverged, PeerLost, Unaccountable, Uncertified)
 }
 """The errors that one rank can raise for all."""
 
 
 def error_document(error: SottovoceError) -> dict[str, object]:
     """An error as JSON: its kind, and the parts of its message."""
-    kind = type(error) if type(error).__name__ in ERRORS else SottovoceError
-    parts = [error.found, error.rule, error.remedy] if isinstance(error, InputError) else [str(error)]
-    return {"kind": kind.__name__, "parts": parts}
+    if type(error).__name__ not in ERRORS:
+        error = SottovoceError(str(error))
+    return {"kind": type(error).__name__, "parts": error.parts}
 
 
 def read_error(document: object, key: str) -> SottovoceError:
@@ -143,16 +125,21 @@ class Ranks(Coordinator):
     def on_rank_zero(self, act: Callable[[], Value]) -> Value:
         """Rank 0 acts, the others wait for the outcome."""
         key = self._next_key()
-        found: Outcome[Value] = self._outcome(key, 0) if self.rank else self._attempt(key, act, share=True)
-        return found.result()
+        return cast("Value", self._outcome(key, 0)) if self.rank else self._attempt(key, act, share=True)
 
     def on_every_rank(self, act: Callable[[], Value]) -> Value:
         """All act and wait for each other; the error of the lowest rank that has one is everyone's."""
-        key = self._next_key()
-        own = self._attempt(f"{key}/{self.rank}", act, share=False)
+        key, own_error = self._next_key(), None
+        try:
+            own = self._attempt(f"{key}/{self.rank}", act, share=False)
+        except SottovoceError as error:
+            own_error = error
         for rank in range(self.size):
-            (own if rank == self.rank else self._outcome(f"{key}/{rank}", rank)).result()
-        return own.result()
+            if rank != self.rank:
+                self._outcome(f"{key}/{rank}", rank)
+            elif own_error is not None:
+                raise own_error
+        return own
 
     def transport(self, topology: Topology, seed: int, *, keep_received: bool = False) -> RankTransport:
         """Nodes as rank 0 places them: eigenvectors may differ in sign from machine to machine."""
@@ -215,28 +202,32 @@ class Ranks(Coordinator):
         self._calls += 1
         return f"call/{self._calls}"
 
-    def _attempt(self, key: str, act: Callable[[], Value], *, share: bool) -> Outcome[Value]:
+    def _attempt(self, key: str, act: Callable[[], Value], *, share: bool) -> Value:
         """Act, and leave for the others what came of it: an error, and the value where it is shared."""
-        found: Outcome[Value] = Outcome()
+        left: dict[str, object] = {"value": None, "error": None}
         try:
             with self._store.heartbeats():
-                found.value = act()
+                value = act()
+            left["value"] = value if share else None
+            return value
         except SottovoceError as error:
-            found.error = error
+            left["error"] = error_document(error)
+            raise
         except BaseException as error:
-            found.error = PeerLost(f"rank {self.rank} was stopped by {type(error).__name__}: {error}")
+            stopped = PeerLost(f"rank {self.rank} was stopped by {type(error).__name__}: {error}")
+            left["error"] = error_document(stopped)
             raise
         finally:
-            self._store.put(key, (found if share else Outcome(error=found.error)).document())
-        return found
+            self._store.put(key, left)
 
-    def _outcome(self, key: str, rank: int) -> Outcome[Value]:
-        """What another rank published of a call."""
+    def _outcome(self, key: str, rank: int) -> object:
+        """The value that another rank left of a call; raises its error, if it left one."""
         found = self._store.wait_for(key, rank)
         if not isinstance(found, dict) or found.keys() != {"value", "error"}:
             raise strange_value(key)
-        error = found["error"]
-        return Outcome(found["value"], None if error is None else read_error(error, key))
+        if found["error"] is not None:
+            raise read_error(found["error"], key)
+        return found["value"]
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import pytest
 from torch.distributed import TCPStore
 
 from sottovoce.distributed.communication import Communicator, RankStore
-from sottovoce.distributed.ranks import ERRORS, Outcome, Ranks, error_document, read_error
+from sottovoce.distributed.ranks import ERRORS, Ranks, error_document, read_error
 from sottovoce.distributed.sharded_rows import read_placement
-from sottovoce.errors import InputError, PeerLost, SottovoceError, Unaccountable
+from sottovoce.errors import InputError, PeerLost, SottovoceError, Unaccountable, Uncertified
 
 
 @pytest.fixture
@@ -88,7 +88,10 @@ def test_a_pickle_is_not_run(key, port, tmp_path):
 
 
 def test_errors_reach_other_ranks_with_kind_and_message():
-    for error in (InputError("a", "b", "c"), Unaccountable("no proof"), PeerLost("gone"), SottovoceError("x")):
+    for error in (
+        InputError("a", "b", "c"), Unaccountable("no proof"), Uncertified("a", "b", "c"), PeerLost("gone"),
+        SottovoceError("x"),
+    ):  # fmt: skip
         read = read_error(json.loads(json.dumps(error_document(error))), "key")
         assert (type(read), str(read)) == (type(error), str(error))
 
@@ -96,12 +99,14 @@ def test_errors_reach_other_ranks_with_kind_and_message():
         """Not in the tree of errors."""
 
     assert type(read_error(error_document(Other("y")), "key")) is SottovoceError
-    assert {"SottovoceError", "InputError", "Diverged", "PeerLost", "Unaccountable"} == set(ERRORS)
+    assert {"SottovoceError", "InputError", "Diverged", "PeerLost", "Unaccountable", "Uncertified"} == set(ERRORS)
 
 
 def test_outcomes_are_json_or_fail_at_home(port):
     store, _ = port
-    assert json.loads(json.dumps(Outcome({"epsilon": 1.5}).document())) == {"value": {"epsilon": 1.5}, "error": None}
+    left = RankStore(store, 0, timeout=5.0)
+    assert Ranks(Communicator(0, 2), left).on_rank_zero(lambda: {"epsilon": 1.5}) == {"epsilon": 1.5}
+    assert left.get("call/1") == {"value": {"epsilon": 1.5}, "error": None}
     with pytest.raises(ValueError, match="Out of range float"):
         RankStore(store, 0, timeout=5.0).put("key", float("nan"))
 
