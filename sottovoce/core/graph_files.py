@@ -14,10 +14,11 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from xml.parsers import expat
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,58 +85,38 @@ def _checked(found: ListedGraph, path: Path) -> ListedGraph:
 # --- GraphML ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _GraphMLReader:
-    """What elements of a GraphML file say, one after the other."""
-
-    path: Path
-    nodes: list[str] = field(default_factory=list)
-    edges: list[tuple[str, str]] = field(default_factory=list)
-    directed: bool | None = None
-
-    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        name = tag.rpartition("}")[2]
-        if name == "graph":
-            if self.directed is not None:
-                raise self._refused("a second or nested graph", "a file has one graph")
-            default = attributes.get("edgedefault", "")
-            if default not in ("directed", "undirected"):
-                raise self._refused(f"edgedefault {default!r:.40}", "it is directed or undirected")
-            self.directed = default == "directed"
-        elif name == "node":
-            self.nodes.append(self._attribute(attributes, "id", "node"))
-        elif name == "edge":
-            own = attributes.get("directed")
-            if own is not None and (own == "true") != self.directed:
-                raise self._refused("some edges that are directed and some that are not", "all are alike")
-            source, target = (self._attribute(attributes, key, "edge") for key in ("source", "target"))
-            self.edges.append((source, target))
-        elif name in ("hyperedge", "port"):
-            raise self._refused(f"a {name}", "an edge joins two nodes")
-
-    def _attribute(self, attributes: Mapping[str, str], key: str, element: str) -> str:
-        if not attributes.get(key, "").strip():
-            raise self._refused(f"a {element} without {key}", f"every {element} has one")
-        return attributes[key].strip()
-
-    def refuse_document_type(self, *_: object) -> None:
-        raise self._refused("a document type", "it can name other files, or grow without end", "remove the DOCTYPE")
-
-    def _refused(self, what: str, rule: str, remedy: str = "correct the file") -> InputError:
-        return InputError(f"{self.path}: {what}", rule, remedy)
-
-
 def _read_graphml(path: Path) -> ListedGraph:
-    found, parser = _GraphMLReader(path), expat.ParserCreate(namespace_separator="}")
-    parser.StartElementHandler = found.start
-    parser.StartDoctypeDeclHandler = found.refuse_document_type
+    def refused(found: str, rule: str, remedy: str = "correct the file") -> InputError:
+        return InputError(f"{path}: {found}", rule, remedy)
+
+    def attribute(element: Element, key: str) -> str:
+        value = element.get(key, "").strip()
+        if not value:
+            name = element.tag.rpartition("}")[2]
+            raise refused(f"a {name} without {key}", f"every {name} has one")
+        return value
+
+    text = read_graph_text(path)
+    if "<!DOCTYPE" in text:
+        raise refused("a document type", "it can name other files, or grow without end", "remove the DOCTYPE")
     try:
-        parser.Parse(read_graph_text(path), True)
-    except expat.ExpatError as error:
-        raise InputError(f"{path}: {error}", "it is not valid GraphML", "write it again") from None
-    if found.directed is None:
-        raise InputError(f"{path}: no graph element", "GraphML has one", "check the file")
-    return ListedGraph(tuple(found.nodes), tuple(found.edges), found.directed)
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        raise refused(str(error), "it is not valid GraphML", "write it again") from None
+    graphs, nodes, edges = (root.findall(f".//{{*}}{name}") for name in ("graph", "node", "edge"))
+    if len(graphs) != 1:
+        raise refused("a second or nested graph" if graphs else "no graph element", "GraphML has one graph here")
+    default = graphs[0].get("edgedefault", "")
+    if default not in ("directed", "undirected"):
+        raise refused(f"edgedefault {default!r:.40}", "it is directed or undirected")
+    directed = default == "directed"
+    if any((edge.get("directed") == "true") != directed for edge in edges if "directed" in edge.attrib):
+        raise refused("some edges that are directed and some that are not", "all are alike")
+    for strange in ("hyperedge", "port"):
+        if root.find(f".//{{*}}{strange}") is not None:
+            raise refused(f"a {strange}", "an edge joins two nodes")
+    ends = tuple((attribute(edge, "source"), attribute(edge, "target")) for edge in edges)
+    return ListedGraph(tuple(attribute(node, "id") for node in nodes), ends, directed)
 
 
 # --- GML -------------------------------------------------------------------------------------------------------------
