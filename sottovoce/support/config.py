@@ -125,9 +125,9 @@ class TrainingSettings(Section):
 class PrivacySettings(Section):
     """Against which adversary, at which delta; with `epsilon`, the noise is chosen to meet it.
 
-    `exact_noise`: whether nodes release values on a grid, so that figures cover rounding; `fine`: figures for convex
-    training, too. With `and_final_models`, adversaries also see the models after the last round: their average, or all
-    of them. `colluders`: how many nodes may work together against the others of secure sums.
+    `exact_noise`: whether nodes release values on a grid, so that figures cover rounding; `auto`: where the noise is
+    fresh and each node adds its own. With `and_final_models`, adversaries also see the models after the last round:
+    their average, or all of them. `colluders`: how many nodes may work together against the others of secure sums.
     """
 
     adjacency: Literal["record", "user"] = "record"
