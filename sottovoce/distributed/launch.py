@@ -6,8 +6,6 @@ torchrun or `sotto` itself names the rank in the environment; ranks that `sotto`
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sottovoce.errors import InputError, SottovoceError, shortened
-from sottovoce.support.files import is_gone
 from sottovoce.support.processes import end_with_parent, signals_blocked, signals_heard
 
 LARGEST = 2**31 - 1
@@ -64,9 +61,6 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 POLL_SECONDS = 0.05
 """Seconds between two looks at which ranks have ended."""
 
-FOLDERS = "sotto-"
-"""How the names begin of folders in which ranks meet; the number of the process that launched them follows."""
-
 GRACE_SECONDS = 5.0
 """Seconds that the others have to end by themselves when one has failed."""
 
@@ -76,8 +70,7 @@ def launch(arguments: list[str], size: int) -> int:
 
     Signals that stop are forwarded.
     """
-    _sweep_meetings()
-    with tempfile.TemporaryDirectory(prefix=f"{FOLDERS}{os.getpid()}-") as folder:
+    with tempfile.TemporaryDirectory(prefix="sotto-") as folder:
         ranks: list[subprocess.Popen[bytes]] = []
         try:
             with _forwarding_signals(ranks):
@@ -90,14 +83,6 @@ def launch(arguments: list[str], size: int) -> int:
                     if rank.poll() is None:
                         rank.kill()
     return _exit_code([rank.returncode for rank in ranks])
-
-
-def _sweep_meetings() -> None:
-    """Remove the folders of this user's that launches left behind when they were killed."""
-    for left in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
-        launched = re.fullmatch(rf"{FOLDERS}(\d+)-\w+", left.name)
-        if launched is not None and is_gone(int(launched[1])) and left.lstat().st_uid == os.getuid():
-            shutil.rmtree(left, ignore_errors=True)
 
 
 def _start_rank(arguments: list[str], rank: int, size: int, meeting: Path) -> subprocess.Popen[bytes]:

@@ -8,7 +8,6 @@ import os
 import shutil
 import stat
 import subprocess
-import tempfile
 from itertools import cycle
 
 import jsonschema
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 
 from sottovoce import InputError
-from sottovoce.distributed import launch
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.layout import FILES, Audience
 from sottovoce.schemas import schema
@@ -515,7 +513,7 @@ def test_settings_without_their_key_ask_for_it(sotto, sent):
 # --- leftovers -------------------------------------------------------------------------------------------------------
 
 
-def test_what_killed_processes_left_is_swept(sotto, sent, tmp_path, monkeypatch):
+def test_what_killed_processes_left_is_swept(sotto, sent):
     gone = subprocess.Popen(["true"])
     gone.wait()
     left, other = sent / f"report.html.{gone.pid}.x1y2.part", sent / f"report.html.{os.getpid()}.x1y2.part"
@@ -524,12 +522,6 @@ def test_what_killed_processes_left_is_swept(sotto, sent, tmp_path, monkeypatch)
         path.write_text("half")
     assert sotto(COMMANDS["compare"].format(sent))[0] == 0
     assert [path.exists() for path in (left, other, mine)] == [False, True, True]
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    folders = [tmp_path / name for name in (f"sotto-{gone.pid}-abc", f"sotto-{os.getpid()}-abc", "sotto-mine")]
-    for folder in folders:
-        folder.mkdir()
-    launch._sweep_meetings()
-    assert [folder.exists() for folder in folders] == [False, True, True]
 
 
 # --- the validator ---------------------------------------------------------------------------------------------------
