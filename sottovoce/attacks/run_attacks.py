@@ -22,8 +22,8 @@ from sottovoce.errors import InputError
 from sottovoce.run.finished_run import FinishedRun, open_run
 from sottovoce.run.layout import RunFiles, read_private_facts
 from sottovoce.run.sweep import SweepRow
-from sottovoce.support.auditor_key import is_signed, sign
 from sottovoce.support.config import Document
+from sottovoce.support.files import is_signed, sign
 from sottovoce.support.progress import Progress
 from sottovoce.support.threads import threads
 

@@ -25,8 +25,16 @@ from sottovoce.privacy import views
 from sottovoce.privacy.exact import routes
 from sottovoce.privacy.guarantee import Figure
 from sottovoce.privacy.observation import observe
-from sottovoce.support.auditor_key import is_signed, sign
-from sottovoce.support.files import check_writable, explaining, irregular, open_to_append, read_text, write_text
+from sottovoce.support.files import (
+    check_writable,
+    explaining,
+    irregular,
+    is_signed,
+    open_to_append,
+    read_text,
+    sign,
+    write_text,
+)
 from sottovoce.support.limits import Cost, limits_are_lifted, limits_lifted
 from sottovoce.support.processes import signals_wait
 from sottovoce.support.text import JSON, from_json, parse_json, to_json

@@ -27,9 +27,8 @@ from sottovoce.run.finished_run import FinishedRun, open_run
 from sottovoce.run.layout import make_folder
 from sottovoce.run.recording import Messages, Recorder
 from sottovoce.run.training_run import TrainingRun
-from sottovoce.support.auditor_key import is_signed, sign
 from sottovoce.support.config import RecordingSettings
-from sottovoce.support.files import check_no_link, read_bytes, write_bytes, write_text
+from sottovoce.support.files import check_no_link, is_signed, read_bytes, sign, write_bytes, write_text
 from sottovoce.support.npz import Arrays, read_checked_npz, write_npz
 from sottovoce.support.processes import map_in_processes
 from sottovoce.support.progress import Note, Progress

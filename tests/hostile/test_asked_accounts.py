@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from sottovoce.privacy.gaussian_dp import epsilon_of
-from sottovoce.support.auditor_key import is_signed, sign
+from sottovoce.support.files import is_signed, sign
 from tests.hostile.test_run_folders import DOCUMENT
 
 FORGED = 0.01

@@ -19,8 +19,8 @@ from sottovoce.run.execute import run_experiment
 from sottovoce.run.layout import FILES, Audience
 from sottovoce.schemas import schema
 from sottovoce.schemas.validation import problem_in
-from sottovoce.support.auditor_key import state_folder
 from sottovoce.support.config import parse_experiment
+from sottovoce.support.files import state_folder
 from sottovoce.support.npz import read_checked_npz, write_npz
 from tests.selection import in_turn
 
