@@ -35,7 +35,7 @@ from sottovoce.core.arrays import Reals
 from sottovoce.core.exact_gaussians import LARGEST_SIGMA
 from sottovoce.core.grid import NoiseOnGrid, power_of_two_below
 from sottovoce.core.mixing import Mixing
-from sottovoce.core.noise import NoiseTerm
+from sottovoce.core.noise import Noise, PerNode
 from sottovoce.core.sensitivity import in_units_of_largest, largest
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import Diverged, InputError, require_whole
@@ -246,14 +246,12 @@ def model_grid(mixing: Mixing) -> ModelGrid:
 
 def sum_grid(algorithm: Algorithm, mixing: Mixing) -> SumGrid:
     """The grid of an algorithm's secure sums: as fine as 64 bits allow, up to 2^32 steps to a sensitivity."""
-    terms = in_units_of_largest(algorithm.noise.local(mixing), algorithm.sensitivity)
-    grid = _grid(terms, largest(algorithm.sensitivity), mixing)
-    least = float(np.min(algorithm.sensitivity))
-    return grid if least == grid.least_sensitivity else replace(grid, least_sensitivity=least)
+    return _sum_grid(algorithm.noise, algorithm.sensitivity, mixing)
 
 
 @lru_cache(maxsize=32)
-def _grid(terms: tuple[NoiseTerm, ...], sensitivity: float, mixing: Mixing) -> SumGrid:
+def _sum_grid(noise: Noise, sensitivity: PerNode, mixing: Mixing) -> SumGrid:
+    terms, unit = in_units_of_largest(noise.local(mixing), sensitivity), largest(sensitivity)
     sizes = terms[0].matrix.diagonal() if len(terms) == 1 else None
     if sizes is None or not np.all(sizes > 0):
         raise InputError(
@@ -263,14 +261,15 @@ def _grid(terms: tuple[NoiseTerm, ...], sensitivity: float, mixing: Mixing) -> S
         )
     weights = integer_weights(mixing)
     for finer in range(FINEST, COARSEST - 1, -1):
-        step = math.ldexp(power_of_two_below(sensitivity), -finer)
-        sigma = tuple(whole_sizes(sizes * sensitivity / step))
-        largest_value = math.ceil(LARGEST_VALUE * sensitivity / step)
+        step = math.ldexp(power_of_two_below(unit), -finer)
+        sigma = tuple(whole_sizes(sizes * unit / step))
+        largest_value = math.ceil(LARGEST_VALUE * unit / step)
         try:
             if max(sigma) > LARGEST_SIGMA or largest_value > LARGEST_INTEGER:
                 continue
-            noise = NoiseOnGrid(step, (replace(terms[0], matrix=terms[0].matrix.scaled(sensitivity)),), whole=True)
-            return SumGrid(step, weights, _bounds(weights, largest_value, sigma), sensitivity, sigma, noise)
+            in_units = NoiseOnGrid(step, (replace(terms[0], matrix=terms[0].matrix.scaled(unit)),), whole=True)
+            bounds_N = _bounds(weights, largest_value, sigma)
+            return SumGrid(step, weights, bounds_N, float(np.min(sensitivity)), sigma, in_units)
         except InputError:  # sums do not fit: a coarser grid may do
             continue
     raise InputError(
