@@ -7,7 +7,7 @@ import json
 import math
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -38,21 +38,19 @@ def read_npz(path: Path, names: Iterable[str] | None = None) -> Arrays:
 
     Checksums come first: numpy skips them if a header lies.
     """
-    return _read(path, names, _damaged_member, follow_links=True)
+    return _read(path, names, ours=False)
 
 
 def read_checked_npz(path: Path, names: Iterable[str] | None = None) -> Arrays:
     """Arrays of an npz file that `write_npz` wrote: no link, nothing compressed, and as its own checksum says."""
-    return _read(path, names, _unlike_checksum, follow_links=False)
+    return _read(path, names, ours=True)
 
 
-def _read(
-    path: Path, names: Iterable[str] | None, problem: Callable[[zipfile.ZipFile], str | None], *, follow_links: bool
-) -> Arrays:
-    with _reading_arrays(path), open_file(path, follow_links=follow_links) as file:
+def _read(path: Path, names: Iterable[str] | None, *, ours: bool) -> Arrays:
+    with _reading_arrays(path), open_file(path, follow_links=not ours) as file:
         with zipfile.ZipFile(file) as archive:
             _check_size(path, archive, names)
-            reason = problem(archive)
+            reason = _problem(archive, ours=ours)
         if reason is not None:
             raise _unreadable(path, reason)
         file.seek(0)
@@ -68,29 +66,27 @@ def _check_size(path: Path, archive: zipfile.ZipFile, names: Iterable[str] | Non
     check_cost(f"{path}, {size_text(size)} unpacked,", Cost(memory=2.0 * size), "take a smaller file")
 
 
-def _damaged_member(archive: zipfile.ZipFile) -> str | None:
+def _problem(archive: zipfile.ZipFile, *, ours: bool) -> str | None:
+    """Why an archive is not read. Of `ours`, one that would unfold to more than it holds is not looked into."""
+    members = archive.infolist()
+    assert archive.fp is not None
+    if ours and sum(member.file_size for member in members) > archive.fp.seek(0, os.SEEK_END):
+        return "it is compressed, and files of a run are not"
+    if ours and len({member.filename for member in members}) < len(members):
+        return "two of its arrays have the same name"
     bad = archive.testzip() or next((part for part in archive.namelist() if not _is_whole(archive, part)), None)
-    return None if bad is None else f"it is damaged: {bad!r} does not hold what its header says"
+    if bad is not None:
+        return f"it is damaged: {bad!r} does not hold what its header says"
+    return _unlike_checksum(archive) if ours else None
 
 
 def _unlike_checksum(archive: zipfile.ZipFile) -> str | None:
-    """Why an archive is not as it was written; one that would unfold to more than it holds is not read."""
-    members = archive.infolist()
-    assert archive.fp is not None
-    size = archive.fp.seek(0, os.SEEK_END)
-    if sum(member.file_size for member in members) > size:
-        return "it is compressed, and files of a run are not"
-    if len({member.filename for member in members}) < len(members):
-        return "two of its arrays have the same name"
-    bad = archive.testzip()
-    if bad is not None:
-        return f"it is damaged: {bad!r} does not hold what its header says"
     try:
         with archive.open(f"{CHECKSUM}.npy") as stored:
             carried = np.lib.format.read_array(stored, allow_pickle=False)
     except KeyError:
         return "it carries no checksum"
-    return None if carried.tobytes() == _digest(members) else "it is not what its checksum says"
+    return None if carried.tobytes() == _digest(archive.infolist()) else "it is not what its checksum says"
 
 
 def _digest(members: Iterable[zipfile.ZipInfo]) -> bytes:
