@@ -160,7 +160,7 @@ class Gossip:
             raise InputError(
                 f"compression {self.compression!r}", "it must be an operator or its spec", "write rand:0.5"
             )
-        checked_sizes("step size", self.step_size, signed=True, positive=True, single=True)
+        checked_sizes("step_size", self.step_size, signed=True, positive=True, single=True)
         require_whole(self.gossip_steps, f"{self.gossip_steps!r:.40} gossip steps", 1, "give 1 or more")
         object.__setattr__(self, "sensitivity", checked(self.sensitivity))
 

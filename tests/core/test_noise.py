@@ -145,9 +145,9 @@ def test_gradients_cannot_change_the_models_they_are_shown():
 
 
 BAD = {
-    "negative": (lambda: algorithm("dp-d-sgd", sigma=-1), "sigma = -1.0; a standard deviation"),
+    "negative": (lambda: algorithm("dp-d-sgd", sigma=-1), "sigma = -1; "),
     "nan": (lambda: algorithm("dp-d-sgd", sigma=float("nan")), "sigma = nan"),
-    "word": (lambda: algorithm("dp-d-sgd", sigma="much"), "sigma = 'much'; a standard deviation must be a number"),
+    "word": (lambda: algorithm("dp-d-sgd", sigma="much"), "sigma = 'much'; "),
     "pair per node": (
         lambda: algorithm("decor", sigma=1, sigma_pair=[1, 2]),
         r"sigma_pair = \[1, 2\] of decor; it must be a number",
@@ -178,7 +178,7 @@ BAD = {
         ),
         "muffliato with correlated noise; it adds noise only once",
     ),
-    "tiny noise": (lambda: Independent(1e-320), "noise must be 0 or at least 1e-50"),
+    "tiny noise": (lambda: Independent(1e-320), "between 1e-50"),
     "seed": (
         lambda: train(algorithm("d-psgd"), metropolis("path:2"), np.zeros((2, 1)), None, rounds=1, seed=None),
         "seed None; it must be a whole number",
@@ -228,8 +228,8 @@ BAD = {
         "setting 'momentum' of dp-d-sgd; its settings are",
     ),
     "missing setting": (lambda: algorithm("decor", sigma=1), "decor without sigma_pair"),
-    "step size": (lambda: algorithm("d-psgd", step_size=0), "step size 0; it must be finite"),
-    "sensitivity": (lambda: algorithm("dp-d-sgd", sigma=1, sensitivity=0), "sensitivity 0; it must be positive"),
+    "step size": (lambda: algorithm("d-psgd", step_size=0), "step_size = 0; "),
+    "sensitivity": (lambda: algorithm("dp-d-sgd", sigma=1, sensitivity=0), "sensitivity = 0; "),
     "gossip steps": (lambda: algorithm("muffliato-sgd", sigma=1, gossip_steps=0), "0 gossip steps"),
     "order": (lambda: algorithm("d-psgd", order="never"), "order 'never'; known"),
     "rounds": (
