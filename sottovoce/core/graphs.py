@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,8 +35,8 @@ from sottovoce.support.text import html_table
 if TYPE_CHECKING:
     import networkx as nx
 
-Option: TypeAlias = str | float
-"""The value of an option in a spec, such as `0.5` in `p=0.5`."""
+Options: TypeAlias = Mapping[str, tuple[Callable[[str], Any], str]]
+"""Options of a spec, such as `p=0.5`: how each is read, which raises a `ValueError`, and what it has to be."""
 
 MOST_NODES = 20_000_000
 MOST_EDGES = 100_000_000
@@ -47,7 +47,8 @@ LONGEST_NAME = 60
 DRAWN_EDGE = Cost(memory=500.0, seconds=5e-6)
 """What networkx takes for an edge of a random graph."""
 
-WHOLE_NUMBER = re.compile("0|-?[1-9][0-9]*")
+NUMBERED = re.compile("0|-?[1-9][0-9]*")
+"""Labels that are whole numbers."""
 
 FAST_ERDOS_RENYI = 10_000
 """From this many nodes on `erdos-renyi` takes networkx's `fast_gnp_random_graph`: the plain one looks at every pair."""
@@ -237,7 +238,7 @@ def _size(label: Hashable) -> int:
 
 
 def _is_whole_number(label: Hashable) -> bool:
-    return type(label) is int or bool(WHOLE_NUMBER.fullmatch(str(label)))
+    return type(label) is int or bool(NUMBERED.fullmatch(str(label)))
 
 
 def _pattern(matrix: sparse.sparray) -> sparse.csr_array:
@@ -285,7 +286,7 @@ def graph(spec: str | Graph | nx.Graph[Hashable]) -> Graph:
         raise InputError(f"graph {spec!r}", f"known: {', '.join(kinds())}", "see docs/graphs.md")
     build, sizes, allowed = _SPECS[kind]
     head, *options = rest.split(",") if rest else [""]
-    settings = _options(spec, options, allowed)
+    settings = parse_options(f"graph {spec!r}", options, allowed)
     found = re.fullmatch("x".join(["([0-9]+)"] * sizes), head)
     if not found:
         rule, example = (("takes no size", ""), ("needs a size", ":30"), ("needs two sizes", ":8x8"))[sizes]
@@ -296,20 +297,19 @@ def graph(spec: str | Graph | nx.Graph[Hashable]) -> Graph:
     return build(spec, *given, **settings)
 
 
-def _options(spec: str, options: list[str], allowed: dict[str, Callable[[str], Option]]) -> dict[str, Option]:
+def parse_options(what: str, options: Sequence[str], allowed: Options) -> dict[str, Any]:
+    """The options that stand after a comma each; `what` says in errors where."""
     settings = {}
     for option in map(str.strip, options):
         key, _, value = option.partition("=")
         if key not in allowed:
             known = ", ".join(allowed) or "none"
-            raise InputError(f"option {option!r} in graph {spec!r}", f"options here: {known}", "correct or remove it")
+            raise InputError(f"option {option!r} in {what}", f"options here: {known}", "correct or remove it")
+        read, meaning = allowed[key]
         try:
-            settings[key] = allowed[key](value)
+            settings[key] = read(value)
         except ValueError:
-            kind = allowed[key].__name__
-            raise InputError(
-                f"{key}={value!r} in graph {spec!r}", f"{key} must be of type {kind}", f"write {key}=<{kind}>"
-            ) from None
+            raise InputError(f"{key}={value!r:.40} in {what}", f"it must be {meaning}", "correct it") from None
     return settings
 
 
@@ -414,15 +414,9 @@ def _of_networkx(name: str, family: str, *sizes: float, **settings: int) -> Grap
     return replace(built, positions=np.array(list(places.values()))) if places else built
 
 
-def _flag(value: str) -> bool:
-    if value not in ("true", "false"):
-        raise ValueError(value)
-    return value == "true"
+NUMBER, WHOLE_NUMBER = (float, "a number"), (int, "a whole number")
 
-
-_flag.__name__ = "true|false"
-
-_SPECS: dict[str, tuple[Callable[..., Graph], int, dict[str, Callable[[str], Option]]]] = {
+_SPECS: dict[str, tuple[Callable[..., Graph], int, Options]] = {
     "ring": (_ring, 1, {}),
     "path": (_path, 1, {}),
     "complete": (_complete, 1, {}),
@@ -431,9 +425,9 @@ _SPECS: dict[str, tuple[Callable[..., Graph], int, dict[str, Callable[[str], Opt
     "torus": (partial(_grid, wrap=True), 2, {}),
     "hypercube": (_hypercube, 1, {}),
     "exponential": (_exponential, 1, {}),
-    "erdos-renyi": (_erdos_renyi, 1, {"p": float, "seed": int}),
-    "regular": (_regular, 1, {"d": int, "seed": int}),
-    "geometric": (_geometric, 1, {"r": float, "seed": int}),
+    "erdos-renyi": (_erdos_renyi, 1, {"p": NUMBER, "seed": WHOLE_NUMBER}),
+    "regular": (_regular, 1, {"d": WHOLE_NUMBER, "seed": WHOLE_NUMBER}),
+    "geometric": (_geometric, 1, {"r": NUMBER, "seed": WHOLE_NUMBER}),
     "florentine": (partial(_of_networkx, family="florentine_families_graph"), 0, {}),
     "karate": (partial(_of_networkx, family="karate_club_graph"), 0, {}),
 }
@@ -449,17 +443,24 @@ def _from_edge_list(path: Path, name: str, directed: bool) -> Graph:
     return _labelled(dict.fromkeys(end for edge in edges for end in edge), edges, name=name, directed=directed)
 
 
+def _one_of(known: Mapping[str, Any], text: str) -> Any:
+    if text not in known:
+        raise ValueError
+    return known[text]
+
+
+FILE_OPTIONS: Options = {
+    "component": (partial(_one_of, {"all": False, "giant": True}), "'all' or 'giant'"),
+    "directed": (partial(_one_of, {"true": True, "false": False}), "true or false"),
+}
+
+
 def _from_file(spec: str, rest: str) -> Graph:
     options = []
     while found := re.fullmatch(r"(.*),((?:component|directed)=[^,]*)", rest, flags=re.DOTALL):
         rest, option = found.groups()
         options.append(option)
-    settings = _options(spec, options, {"component": str, "directed": _flag})
-    component = settings.get("component", "all")
-    if component not in ("all", "giant"):
-        raise InputError(
-            f"component={component} in graph {spec!r}", "it must be 'all' or 'giant'", "write component=giant"
-        )
+    settings = parse_options(f"graph {spec!r}", options, FILE_OPTIONS)
     path, directed = Path(rest), settings.get("directed")
     report_stage(f"reading {path.name}")
     listed = read_listed_graph(path, directed=bool(directed))
@@ -474,4 +475,4 @@ def _from_file(spec: str, rest: str) -> Graph:
             )
         both = bool(directed if listed.directed is None else listed.directed)
         built = _labelled(listed.nodes, listed.edges, name=f"file:{rest}", directed=both)
-    return built.giant() if component == "giant" else built
+    return built.giant() if settings.get("component") else built

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from sottovoce.core.graphs import Graph
+from sottovoce.core.graphs import Graph, parse_options
 from sottovoce.core.mixing import Mixing
 from sottovoce.errors import InputError
 
@@ -74,37 +74,35 @@ def parse_rotation(source: Graph, kind: str) -> Rotation:
 
     `,least=3`: fewer nodes leave a round out. `,shares=17:24:126`: weights of nodes in the mean.
     """
-    given = dict(part.partition("=")[::2] for part in kind.split(",")[1:])
-    unknown = next((name for name in given if name not in ("order", "least", "shares")), None)
-    if unknown is not None:
-        raise InputError(
-            f"weights {kind!r}", "after rotating come order, least or shares", "write rotating,order=coin:7,least=3"
-        )
-    try:
-        named = given.get("order")
-        coin = int(named.removeprefix("coin:")) if named and named.startswith("coin:") else None
-        everybody = named is None or coin is not None
-        order = tuple(range(source.n)) if everybody else tuple(_number(source, one) for one in str(named).split("--"))
-        least = int(given.get("least", "1"))
-        shares = tuple(float(one) for one in given["shares"].split(":")) if "shares" in given else (1.0,) * source.n
-    except ValueError:
-        order, shares, coin, least = (), (), None, 0
-    if (
-        not order
-        or not all(0 <= one < source.n for one in order)
-        or (coin or 0) < 0
-        or not 1 <= least <= source.n
-        or len(shares) != source.n
-        or not all(0 < share < 1e300 for share in shares)
-    ):
-        raise InputError(
-            f"weights {kind!r}",
-            f"order is nodes of {source.name} or coin:SEED, least is from 1 to {source.n}, shares are {source.n} "
-            "positive numbers",
-            "write rotating,order=2--0--1, for example",
-        )
+    n, everybody = source.n, tuple(range(source.n))
+
+    def read_order(text: str) -> tuple[tuple[int, ...], int | None]:
+        coin = int(text.removeprefix("coin:")) if text.startswith("coin:") else None
+        order = everybody if coin is not None else tuple(_number(source, node) for node in text.split("--"))
+        if (coin or 0) < 0 or not set(order) <= set(everybody):
+            raise ValueError
+        return order, coin
+
+    def read_least(text: str) -> int:
+        if not 1 <= int(text) <= n:
+            raise ValueError
+        return int(text)
+
+    def read_shares(text: str) -> tuple[float, ...]:
+        shares = tuple(map(float, text.split(":")))
+        if len(shares) != n or not all(0 < share < 1e300 for share in shares):
+            raise ValueError
+        return shares
+
+    known = {
+        "order": (read_order, f"nodes of {source.name}, such as 2--0--1, or coin:SEED"),
+        "least": (read_least, f"from 1 to {n}"),
+        "shares": (read_shares, f"{n} positive numbers, such as 1:2:1"),
+    }
+    given = parse_options(f"weights {kind!r}", kind.split(",")[1:], known)
+    order, coin = given.get("order", (everybody, None))
     _check_reach(source, order)
-    return Rotation(order, shares, coin, least)
+    return Rotation(order, given.get("shares", (1.0,) * n), coin, given.get("least", 1))
 
 
 def _number(source: Graph, node: str) -> int:

@@ -13,8 +13,6 @@ Everything is sparse: a graph of 100,000 nodes and 1,000,000 edges never becomes
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable
 from functools import lru_cache, partial
 
@@ -22,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from sottovoce.core.graphs import Graph, graph
+from sottovoce.core.graphs import Graph, graph, parse_options
 from sottovoce.core.mixing import TOLERANCE, Mixing, Requirement
 from sottovoce.core.random_streams import check_seed
 from sottovoce.core.rotation import ROTATING, parse_rotation
@@ -194,33 +192,25 @@ def weigh(source: str | Graph, kind: str) -> Topology:
     """
     if not isinstance(kind, str):
         raise InputError(f"weights of type {type(kind).__name__}", "they are given by name", 'write "metropolis"')
-    if kind.partition(",")[0] == ROTATING:
+    plain, *options = kind.split(",")
+    if plain == ROTATING:
         return rotating(source, kind)
-    kind, share = _laziness(kind)
-    if kind not in WEIGHTS:
-        raise InputError(f"weights {kind!r}", f"known: {', '.join(WEIGHTS)}", "choose one of them")
+    if plain not in WEIGHTS:
+        raise InputError(f"weights {plain!r}", f"known: {', '.join(WEIGHTS)}", "choose one of them")
+    share = parse_options(f"weights {kind!r}", options, {"lazy": (_share, "from 0 to less than 1")}).get("lazy", 0.0)
     source = graph(source)
-    report_stage(f"{kind} weights")
-    net = WEIGHTS[kind](source)
+    report_stage(f"{plain} weights")
+    net = WEIGHTS[plain](source)
     if not share:
         return net
     weights = share * sparse.eye_array(net.n) + (1 - share) * net.at(0).weights
     return Topology(Mixing(weights), f"{net.name},lazy={share:g}", net.graph)
 
 
-def _laziness(kind: str) -> tuple[str, float]:
-    """`push,lazy=0.5` in its two parts."""
-    plain, comma, setting = kind.partition(",")
-    if not comma:
-        return plain, 0.0
-    found = re.fullmatch(r"lazy=([\d.e-]+)", setting)
-    try:
-        share = float(found[1]) if found else math.nan
-    except ValueError:
-        share = math.nan
-    if not 0 <= share < 1:
-        raise InputError(f"weights {kind!r}", "after the kind comes lazy=S with S in [0, 1)", "write push,lazy=0.5")
-    return plain, share
+def _share(text: str) -> float:
+    if not 0 <= float(text) < 1:
+        raise ValueError
+    return float(text)
 
 
 def weights_for(needs: Requirement, kind: str | None = None) -> str:
