@@ -90,8 +90,8 @@ def signals_wait(stop: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def ends_when_stopped(last_words: Callable[[], str] | None = None) -> Iterator[None]:
-    """Around long work that leaves nothing half done: a signal that stops ends the process within about a second.
+def ends_when_stopped(seconds: float = 1.0, last_words: Callable[[], str] | None = None) -> Iterator[None]:
+    """Around long work that leaves nothing half done: a signal that stops ends the process within about `seconds`.
 
     Otherwise a signal is heard when the main thread comes back from a long computation, or from waiting for threads
     that are at one. Until the time is over the signal does what it would have. `last_words` are
@@ -107,7 +107,7 @@ def ends_when_stopped(last_words: Callable[[], str] | None = None) -> Iterator[N
     def watch() -> None:
         while kinds := os.read(heard, 64):
             stopping = next((kind for kind in kinds if kind in STOPPING_SIGNALS), None)
-            if stopping is not None and not over.wait(1.0):
+            if stopping is not None and not over.wait(seconds):
                 before_that = "" if last_words is None else last_words()
                 with suppress(OSError):
                     os.write(2, f"{before_that}sotto: {STOPPED}\n".encode(errors="backslashreplace"))
