@@ -69,7 +69,7 @@ from sottovoce.run.layout import (
 )
 from sottovoce.run.privacy_document import PrivacyDocument, epsilon_in_line
 from sottovoce.run.privacy_report import report_wanted
-from sottovoce.run.public_check import check_privacy, with_check
+from sottovoce.run.public_check import COPIED, check_privacy, with_check
 from sottovoce.run.recording import Recorder, remove_recordings_after
 from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.run_documents import RunDocuments, read_runs, record_graph, recorded_graph
@@ -96,9 +96,6 @@ from sottovoce.support.threads import threads
 
 COPIES = 6
 """Rows of parameters for each node that a round holds at least: models, states, gradients, noise and messages."""
-
-STATED = ("algorithm", "topology", "rounds", "sigma", "adjacency", "delta", "headline")
-"""What the result of a run repeats of its `privacy.json`."""
 
 
 def run_experiment(
@@ -461,7 +458,8 @@ class _Training:
     def write_result(self, scores: Document, seconds: float) -> Document:
         """Write `result.json`, which makes the run a finished one."""
         result = {
-            "name": self.experiment.name, "seed": self.experiment.seed, **{key: self.privacy[key] for key in STATED},
+            "name": self.experiment.name, "seed": self.experiment.seed, "adjacency": self.privacy["adjacency"],
+            **{key: self.privacy[key] for key in COPIED},
             "metrics": self.files.last_line(), "held_out": scores, "seconds": round(seconds, 3),
             "folder": str(self.files.folder),
             **({} if self.ledger is None else {"spent_in_all": self.ledger.spent_in_all(self.privacy["delta"])}),
