@@ -21,7 +21,6 @@ from sottovoce.cli.options import (
 )
 from sottovoce.cli.output import answer, picked, print_line, print_note, verbosity
 from sottovoce.cli.progress import activity, progress_kept
-from sottovoce.core.participation import Adjacency, parse_adjacency
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import sigma_text
 from sottovoce.support.own_code import code_from
@@ -188,7 +187,7 @@ def _words(found: "Plan") -> list[str]:
     from sottovoce.privacy.assumptions import CHANGED_RECORD
 
     question = found.question
-    about = "one record" if parse_adjacency(question.adjacency) is Adjacency.RECORD else "all data of a node"
+    about = "one record" if question.adjacency == "record" else "all data of a node"
     lines = [
         f"Epsilon against {question.view} at delta {question.delta:g}, {about} replaced. Noise: the root mean square "
         "distance it moves a model, for steps of size one and gradients clipped to one; training itself is left out.",

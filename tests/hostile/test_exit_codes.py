@@ -186,7 +186,16 @@ def test_the_page_lists_these_kinds():
         assert [listed[row] for row in listed if row.startswith(name)] == [code], name
 
 
-KINDS = {"SottovoceError", "InputError", "Diverged", "PeerLost", "Unaccountable", "Uncertified", "Terminated"}
+KINDS = {
+    "SottovoceError",
+    "_Explained",
+    "InputError",
+    "Diverged",
+    "PeerLost",
+    "Unaccountable",
+    "Uncertified",
+    "Terminated",
+}
 """The errors that end a command; the rows above have one or more of each."""
 
 INSIDE = {"Refused", "StreamEnded", "SumFailed", "Killed", "Singular", "TooLarge", "_Ended", "_MoreBits"}
@@ -194,7 +203,7 @@ INSIDE = {"Refused", "StreamEnded", "SumFailed", "Killed", "Singular", "TooLarge
 
 EXITS = {
     "cli/compare.py": ["Exit", "Exit"],
-    "cli/peer.py": ["Exit"],
+    "cli/peer.py": ["Exit", "Exit"],
     "cli/audit.py": ["Exit", "Exit"],
     "cli/app.py": ["Exit", "exit"],
     "cli/run.py": ["_exit", "SystemExit", "SystemExit"],
