@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, StepSettings
+from sottovoce.algorithms.spec import (
+    AlgorithmSpec,
+    AveragingSettings,
+    Example,
+    Meaning,
+    NoisyStepSettings,
+    StepSettings,
+)
 from sottovoce.core.algorithm import Gossip, with_noise
 from sottovoce.core.arrays import Rows
 from sottovoce.core.noise import Independent
@@ -56,10 +63,11 @@ def d_psgd(settings: DPsgdSettings) -> Gossip:
     return ORDERS[settings.order](name="d-psgd", step_size=settings.step_size)
 
 
-def dp_d_sgd(settings: NoisyStepSettings) -> Gossip:
+def dp_d_sgd(settings: AveragingSettings) -> Gossip:
     """DP-D-SGD: D-PSGD with fresh independent noise on every gradient."""
     return Gossip(
         name="dp-d-sgd",
+        radius=settings.radius,
         noise=Independent(settings.sigma),
         step_size=settings.step_size,
         sensitivity=settings.sensitivity,
@@ -86,6 +94,6 @@ ALGORITHMS = (
     AlgorithmSpec(
         "d-psgd", DPsgdSettings, d_psgd, (Example(), Example({"order": "while-speaking"})), references=REFERENCES
     ),
-    AlgorithmSpec("dp-d-sgd", NoisyStepSettings, dp_d_sgd, (Example({"sigma": 1.5}),), references=REFERENCES),
+    AlgorithmSpec("dp-d-sgd", AveragingSettings, dp_d_sgd, (Example({"sigma": 1.5}),), references=REFERENCES),
     AlgorithmSpec("dp2sgd", NoisyStepSettings, dp2sgd, (Example({"sigma": 1.5}),), references=REFERENCES),
 )

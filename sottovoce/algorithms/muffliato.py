@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
-from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, Role, SensitivitySettings
+from sottovoce.algorithms.spec import AlgorithmSpec, AveragingSettings, Example, Meaning, Role, SensitivitySettings
 from sottovoce.core.algorithm import Gossip, with_noise
 from sottovoce.core.arrays import Rows
 from sottovoce.core.noise import Independent, PerNode
@@ -118,7 +118,7 @@ def muffliato(settings: MuffliatoSettings) -> Gossip:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MuffliatoSgdSettings(NoisyStepSettings):
+class MuffliatoSgdSettings(AveragingSettings):
     """Noise on a gradient, and how often models are averaged after it."""
 
     gossip_steps: Annotated[int, Meaning("gossip steps after each gradient")] = 1
@@ -131,6 +131,7 @@ def muffliato_sgd(settings: MuffliatoSgdSettings) -> Gossip:
         name="muffliato-sgd",
         noise=Independent(settings.sigma),
         gossip_steps=settings.gossip_steps,
+        radius=settings.radius,
         chebyshev=settings.chebyshev,
         step_size=settings.step_size,
         sensitivity=settings.sensitivity,

@@ -23,9 +23,11 @@ Whoever needs to know which settings an algorithm has, and what they do, asks it
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -133,6 +135,28 @@ class NoisyStepSettings(StepSettings, SensitivitySettings):
     """Settings of training in which each node adds its own noise."""
 
     sigma: Annotated[PerNode, Meaning("standard deviation of a node's own noise over the sensitivity", Role.NOISE)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AveragingSettings(NoisyStepSettings):
+    """Settings of training whose averages may withstand liars."""
+
+    aggregation: Annotated[
+        str, Meaning("how messages are averaged: mean, or clipped:RADIUS, where none moves a model further than that")
+    ] = "mean"
+
+    @property
+    def radius(self) -> float:
+        """How far a message may move a model."""
+        rule, _, radius = self.aggregation.partition(":")
+        with suppress(ValueError):
+            if rule == "clipped" and math.isfinite(float(radius)):
+                return float(radius)
+        if self.aggregation == "mean":
+            return math.inf
+        raise InputError(
+            f"aggregation {self.aggregation!r:.60}", "it is mean, or clipped with a radius", "write clipped:1.0"
+        )
 
 
 @dataclass(frozen=True)

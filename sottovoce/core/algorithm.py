@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from sottovoce.core import arrays
@@ -120,6 +121,24 @@ def sums_over_neighbours(algorithm: Algorithm) -> bool:
     return algorithm.secure_sum and not sums_over_all(algorithm)
 
 
+def radius_of(algorithm: Algorithm) -> float:
+    """How far a message may move whoever receives it; algorithms of one's own need not say that it may as it likes."""
+    return float(getattr(algorithm, "radius", math.inf))
+
+
+def averages_plainly(algorithm: Algorithm) -> bool:
+    """Whether a gossip step is W times the messages: neither compression nor clipping lies between."""
+    return isinstance(algorithm.compression, Identity) and radius_of(algorithm) == math.inf
+
+
+def plainly_averaged(algorithm: Algorithm) -> Algorithm:
+    """The same algorithm with nothing between messages and their average."""
+    if averages_plainly(algorithm):
+        return algorithm
+    unclipped = {} if radius_of(algorithm) == math.inf else {"radius": math.inf}
+    return replace(algorithm, compression=Identity(), **unclipped)  # type: ignore[type-var]
+
+
 # --- the plain gossip pattern ----------------------------------------------------------------------------------------
 
 
@@ -141,6 +160,9 @@ class Gossip:
         x <- sum_v W[u,v] ( x_v - eta (g_v + noise_v) )
 
     Most algorithms here are compositions of it: its fields say which noise, which compression, how many gossip steps.
+    With a `radius` no message y_v moves a node further than that from its own y_u, whoever sent it:
+
+        x <- sum_v W[u,v] ( y_u + clip(y_v - y_u, radius) )
     """
 
     name: str
@@ -154,6 +176,7 @@ class Gossip:
     secure_sum: bool = False
     colluders: int = 1
     exact_noise: bool = False
+    radius: float = math.inf
 
     def __post_init__(self) -> None:
         if not isinstance(self.compression, Compression):
@@ -163,6 +186,8 @@ class Gossip:
         checked_sizes("step_size", self.step_size, signed=True, positive=True, single=True)
         require_whole(self.gossip_steps, f"{self.gossip_steps!r:.40} gossip steps", 1, "give 1 or more")
         object.__setattr__(self, "sensitivity", checked(self.sensitivity))
+        if not self.radius > 0:
+            raise InputError(f"a radius of {self.radius}", "it must be positive", "give 1.0, for example")
 
     def on(self, topology: Topology) -> Gossip:
         """Nothing is taken from the topology, but its first round must fit; the loop checks the others."""

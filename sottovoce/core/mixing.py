@@ -263,3 +263,25 @@ def _symmetrised(mixing: Mixing) -> sparse.csr_array | None:
     similar = sparse.csr_array(sparse.diags_array(root) @ weights @ sparse.diags_array(1 / root))
     gap = abs(similar - similar.T)
     return similar if gap.nnz == 0 or float(gap.max()) <= TOLERANCE else None
+
+
+def clipped_average(
+    weights: sparse.csr_array, own: NDArray[np.floating], rows: NDArray[np.floating], radius: float
+) -> NDArray[np.floating]:
+    """`own_u + sum_v W[u,v] clip(rows_v - own_u, radius)` for each row u of the weights, which sum to one.
+
+    The same as the average where nothing is further away; what is not finite counts as one's own.
+
+    >>> W = sparse.csr_array(np.array([[0.5, 0.25, 0.25]]))
+    >>> clipped_average(W, np.array([[0.0, 0.0]]), np.array([[0.0, 0.0], [3.0, 4.0], [0.0, 0.8]]), radius=1.0)
+    array([[0.15, 0.4 ]])
+    """
+    mixed = np.empty_like(own)
+    for node in range(len(own)):
+        part = slice(weights.indptr[node], weights.indptr[node + 1])
+        away = rows[weights.indices[part]] - own[node]
+        away[~np.isfinite(away).all(axis=1)] = 0
+        length = np.sqrt(np.square(away, dtype=np.float64).sum(axis=1))
+        kept = weights.data[part] * np.minimum(1.0, radius / np.maximum(length, radius))
+        mixed[node] = own[node] + kept.astype(own.dtype) @ away
+    return mixed

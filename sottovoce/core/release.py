@@ -10,6 +10,7 @@ none of them. A release says what enters the local step of a round, and how the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -19,18 +20,18 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.core import arrays
-from sottovoce.core.algorithm import Algorithm, sums_over_all, sums_over_neighbours
+from sottovoce.core.algorithm import Algorithm, radius_of, sums_over_all, sums_over_neighbours
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.grid import MessageGrid, NoiseOnGrid, check_models, message_grid, noise_on_grid, why_not_exact
 from sottovoce.core.integer_sums import IntegerSums, model_grid, sum_grid
-from sottovoce.core.mixing import Mixing
+from sottovoce.core.mixing import Mixing, clipped_average
 from sottovoce.core.noise import FactoredMatrix, NoiseTerm
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.sensitivity import in_units_of_largest, largest
 from sottovoce.core.topologies import Topology
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, Unaccountable
 
 
 class LoopInputs(Protocol):
@@ -88,6 +89,9 @@ class Release(Protocol):
 
     def message(self, mixing: Mixing, round: int, step: int) -> GossipStep:
         """How the messages of a gossip step travel."""
+
+
+CLIPPED = "averages that are clipped are not linear: what is proven is proven given all noisy gradients"
 
 
 @dataclass(frozen=True)
@@ -164,7 +168,13 @@ def _gossip_step(
 ) -> GossipStep:
     scale = algorithm.step_size * largest(algorithm.sensitivity)
     noise = in_units_of_largest(algorithm.noise.edge(mixing), algorithm.sensitivity)
-    return GossipStep(mixing, noise, scale, sums_over_all(algorithm), round, step, grid, message_grid)
+    radius = radius_of(algorithm)
+    if radius < math.inf and (noise or grid is not None or mixing.planned is not None):
+        raise Unaccountable(
+            f"{algorithm.name} with clipped averages; only what is noisy before it is sent may be compared with one's "
+            "own: use dp-d-sgd or muffliato-sgd, without secure sums, on a graph of which all take part"
+        )
+    return GossipStep(mixing, noise, scale, sums_over_all(algorithm), round, step, grid, message_grid, radius)
 
 
 def check_release(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: int) -> None:
@@ -202,7 +212,8 @@ class GossipStep:
     """Gossip step `step` of a round. `edge_noise` is the noise on single messages, in units of `scale`.
 
     With `secure_sum` all see one sum over all nodes, and no single message. With a `grid`, sums are of integers: over
-    all nodes, or over each node's neighbours. With a `message_grid`, noisy messages and models are on it.
+    all nodes, or over each node's neighbours. With a `message_grid`, noisy messages and models are on it. With a
+    `radius` no message moves a node further than that from its own.
     """
 
     mixing: Mixing
@@ -213,6 +224,16 @@ class GossipStep:
     step: int
     grid: IntegerSums | None = None
     message_grid: MessageGrid | None = None
+    radius: float = math.inf
+
+    def mixed(self, rows: Rows) -> Rows:
+        """What all nodes make of rows without noise of their own, which all arrive."""
+        if self.radius == math.inf:
+            return self.mixing @ rows
+        if not arrays.is_plain(rows):
+            raise Unaccountable(CLIPPED)
+        values = arrays.to_numpy(rows)
+        return arrays.convert(clipped_average(self.mixing.weights, values, values, self.radius), rows)
 
     def noise_in_sums(self, term: NoiseTerm, among: NDArray[np.bool_] | None = None) -> FactoredMatrix:
         """How the sources of noisy messages reach the receivers' sums, N x S: only what is delivered, by its weight.

@@ -24,6 +24,7 @@ from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.release import GossipStep, Gradient, LoopInputs, RunInputs
+from sottovoce.errors import InputError
 
 Nodes: TypeAlias = NDArray[np.intp]
 """Numbers of nodes."""
@@ -169,7 +170,7 @@ class InProcess:
             return Delivered(mixed, rows, mixed_weight(gossip_step, weight))
         if gossip_step.message_grid is not None and arrays.is_plain(rows):
             return self._deliver_on_grid(gossip_step.message_grid, gossip_step.round, rows, inputs)
-        mixed = gossip_step.mixing @ rows
+        mixed = gossip_step.mixed(rows)
         for term in gossip_step.edge_noise:
             matrix = gossip_step.noise_in_sums(term)
             mixed = mixed + inputs.noise(term.sources, matrix, gossip_step.round, gossip_step.step)
@@ -213,3 +214,31 @@ class InProcess:
     def restore(self, stored: StoredRows, like: Rows | None) -> Rows:
         """The whole array."""
         return stored(None)
+
+
+MOST_TAKEN = 1e6
+"""Members of a federation refuse larger values, if they agree on no other range."""
+
+
+@dataclass(frozen=True)
+class WithLiars(InProcess):
+    """Some nodes send something else than they hold: a multiple of it, or one number in every coordinate."""
+
+    liars: tuple[int, ...] = ()
+    factor: float | None = None
+    constant: float = 0.0
+
+    def deliver(self, gossip_step: GossipStep, rows: Rows, weight: Rows | None, inputs: LoopInputs) -> Delivered:
+        """Whoever lies goes on from what was true."""
+        held = arrays.to_numpy(rows)
+        lies, own = held.copy(), np.isin(self.nodes, self.liars)
+        told = self.constant if self.factor is None else self.factor * held[own].astype(np.float64)
+        lies[own] = np.clip(told, -MOST_TAKEN, MOST_TAKEN)
+        true = super().deliver(gossip_step, rows, weight, inputs)
+        false = super().deliver(gossip_step, arrays.convert(lies, rows), weight, inputs)
+        return false._replace(mixed=arrays.where(own, true.mixed, false.mixed))
+
+    def deliver_compressed(
+        self, operator: Compression, gossip_step: GossipStep, differences: Rows, inputs: LoopInputs
+    ) -> Rows:
+        raise InputError("liars who compress", "lies are whole messages", "use identity compression")

@@ -8,6 +8,7 @@ Shapes: N nodes, n nodes here, D parameters.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -202,7 +203,8 @@ class ShardTransport(ABC):
         self.exchange(gossip_step, outgoing, parts_of(rows, plan.receives), absent).wait()
         if self.keep_received:
             sent = ShardedRows(self.shard, rows, plan.away)
-        return ShardedRows(self.shard, plan.mixed(rows)), sent
+        plain = gossip_step.radius == math.inf
+        return ShardedRows(self.shard, plan.mixed(rows) if plain else plan.clipped(rows, gossip_step.radius)), sent
 
     def _deliver_messages(
         self, gossip_step: GossipStep, sent: ShardedRows, inputs: ShardedFeed

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sottovoce.core import arrays
 from sottovoce.core.arrays import Operand, Reals, Rows
-from sottovoce.core.mixing import Edges, Mixing
+from sottovoce.core.mixing import Edges, Mixing, clipped_average
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import Nodes
 from sottovoce.errors import InputError, PeerLost
@@ -154,6 +154,12 @@ class ExchangePlan:
             weights = sparse.csr_array(self.mixing.weights[self.shard.nodes][:, self.held[self._order]])
             self._operators[rows.dtype] = arrays.operator(weights, rows)
         return as_tensor(arrays.product(self._operators[rows.dtype], rows[self._order] if len(self.away) else rows))
+
+    def clipped(self, rows: Tensor, radius: float) -> Tensor:
+        """The same where no row moves a node here further than `radius` from its own."""
+        weights = sparse.csr_array(self.mixing.weights[self.shard.nodes][:, self.held[self._order]])
+        own, held = arrays.to_numpy(rows[: len(self.shard.nodes)]), arrays.to_numpy(rows)[self._order]
+        return as_tensor(arrays.convert(clipped_average(weights, own, held, radius), rows))
 
     def mixed_messages(self, own: Tensor, noise: Tensor | float, messages: Tensor) -> Tensor:
         """The same from rows of nodes here, the noise in their sums, and single messages that came along `arriving`."""

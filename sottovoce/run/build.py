@@ -16,6 +16,7 @@ from sottovoce.core.graphs import Graph
 from sottovoce.core.noise import PerNode
 from sottovoce.core.random_streams import public_seed
 from sottovoce.core.topologies import Topology
+from sottovoce.core.transport import WithLiars
 from sottovoce.errors import InputError
 from sottovoce.learning.columns import read_columns
 from sottovoce.learning.datasets import FOLDER, NAMES_A_TABLE, OF_ITS_OWN, Dataset, find_dataset, folder_of, user_file
@@ -26,11 +27,12 @@ from sottovoce.learning.tables import Table, is_folder_of_tables, join_tables, r
 from sottovoce.learning.tasks import task
 from sottovoce.planning.question import Question
 from sottovoce.privacy.calibration import with_sigma
+from sottovoce.privacy.views import node_numbers
 from sottovoce.run.layout import named_source
 from sottovoce.run.protocol import build_algorithm, check_algorithm, local_step_size, topology_of
 from sottovoce.run.run_accountant import RunAccountant, calibrate_run
 from sottovoce.run.training_run import TrainingRun, prepare_run
-from sottovoce.support.config import DataSettings, Experiment
+from sottovoce.support.config import AdversarySettings, DataSettings, Experiment
 from sottovoce.support.own_code import is_code
 from sottovoce.support.progress import report_stage
 
@@ -41,6 +43,15 @@ def build_run(experiment: Experiment, folder: Path | None = None, recorded: Grap
     With `privacy.epsilon`, sigma is the smallest that meets it.
     """
     return build_accountant(experiment, folder, recorded).training_run
+
+
+def liars(settings: AdversarySettings, net: Topology) -> WithLiars:
+    """The transport of a simulation in which some nodes lie."""
+    numbers, (kind, _, value) = node_numbers(settings.nodes, net.names), settings.poison.partition(":")
+    if max(numbers) >= net.n:
+        raise InputError(f"adversaries.nodes: {max(numbers)}", f"nodes are 0 to {net.n - 1}", "name others")
+    factor = float(value) if kind == "scale" else None
+    return WithLiars(net.n, tuple(numbers), factor, 0.0 if factor is not None else float(value))
 
 
 def build_accountant(
@@ -80,6 +91,8 @@ def build_accountant(
         rounds=training.rounds, seed=experiment.seed, noise_key=named_source(experiment), adjacency=privacy.adjacency,
         same_start=training.same_start, exact_noise=privacy.exact_noise,
     )  # fmt: skip
+    if experiment.adversaries.nodes:
+        run = run.hosted_by(liars(experiment.adversaries, net))
     if privacy.epsilon is None:
         return RunAccountant(run)
     if sigma is not None:

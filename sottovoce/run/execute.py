@@ -36,7 +36,7 @@ import torch
 
 from sottovoce.core.random_streams import NoiseKey, RandomSource
 from sottovoce.core.topologies import Topology
-from sottovoce.core.transport import Transport
+from sottovoce.core.transport import Transport, WithLiars
 from sottovoce.distributed.coordinator import ALONE, Coordinator
 from sottovoce.errors import InputError
 from sottovoce.privacy.composition import Loss
@@ -261,6 +261,10 @@ def _begin(
     coordinator.require_equal({"data, graph or noise": digest})
     recorder = each(lambda: Recorder(training_run, experiment.record, files.messages))
     transport = coordinator.transport(training_run.topology, training_run.seed, keep_received=recorder.is_active)
+    if isinstance(training_run.transport, WithLiars):
+        if coordinator.size > 1:
+            raise InputError("liars in several processes", "they are simulated in one", "leave out --processes")
+        transport = training_run.transport
     report_stage("privacy guarantees")
     report = cache(partial(report_wanted, accountant, experiment))
     privacy = zero(

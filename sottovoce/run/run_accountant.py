@@ -13,6 +13,7 @@ import numpy as np
 from sottovoce.core.final_models import FinalModels, parse_final_models
 from sottovoce.core.noise import CombinedNoise, NoNoise, PerNode
 from sottovoce.core.participation import Participation
+from sottovoce.core.transport import WithLiars
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.accountant import Account, AccountSettings, account
 from sottovoce.privacy.amplification import sampled_figure, sampled_sigma, saves_noise
@@ -28,7 +29,7 @@ from sottovoce.support.limits import Cost, check_cost
 from sottovoce.support.progress import counted, next_counted, report_stage
 from sottovoce.support.threads import one_thread
 from sottovoce.tracing.linear_system import LinearSystem
-from sottovoce.tracing.policy import affordable_extent, trace_affordable, trace_with_noise
+from sottovoce.tracing.policy import affordable_extent, trace_affordable, trace_noisy_gradients, trace_with_noise
 
 UNCLIPPED = "gradients are not clipped: nothing bounds what a change of data does, so no guarantee holds"
 
@@ -56,7 +57,7 @@ class RunAccountant:
     def system(self) -> LinearSystem:
         """The linear system of what runs."""
         run = self.training_run
-        return trace_affordable(run.algorithm, run.topology, rounds=run.rounds)
+        return _traced(run, run.rounds)
 
     @cached_property
     def convexity(self) -> Convexity:
@@ -110,7 +111,7 @@ class RunAccountant:
     def first_rounds(self, rounds: int) -> LinearSystem:
         """The system of the first rounds; traced anew where more of it is affordable than of the whole run."""
         if self.traces_less_than_first_rounds(rounds):
-            return trace_affordable(self.training_run.algorithm, self.training_run.topology, rounds=rounds)
+            return _traced(self.training_run, rounds)
         return self.system.first_rounds(rounds)
 
     def traces_less_than_first_rounds(self, rounds: int = 1) -> bool:
@@ -236,3 +237,11 @@ def _least_sigma(reference: RunAccountant, adversaries: Sequence[View], target: 
         return unproven if unproven is not None else max(accounts, key=lambda found: found.mu)
 
     return least_sigma(at, noise, target)
+
+
+def _traced(run: TrainingRun, rounds: int) -> LinearSystem:
+    """What messages are made of; where some nodes lie, what is proven is proven given all noisy gradients."""
+    if isinstance(run.transport, WithLiars):
+        reason = "some nodes send what they like"
+        return trace_noisy_gradients(run.algorithm, run.topology, rounds=rounds, reason=reason)
+    return trace_affordable(run.algorithm, run.topology, rounds=rounds)

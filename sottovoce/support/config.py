@@ -156,6 +156,13 @@ class RecordingSettings(Section):
     limit_mb: float = Field(default=500.0, gt=0)
 
 
+class AdversarySettings(Section):
+    """Nodes of a simulation that send something else than they hold: `scale:F` times it, or `constant:C` everywhere."""
+
+    nodes: list[int | str] = []
+    poison: str = Field(default="scale:1000", pattern=r"^(scale|constant):-?[0-9.]+(e-?[0-9]+)?$")
+
+
 class MachineSettings(Section):
     """What decides speed only."""
 
@@ -202,6 +209,7 @@ class Experiment(Section):
     record: RecordingSettings = RecordingSettings()
     machine: MachineSettings = MachineSettings()
     about: About = About()
+    adversaries: AdversarySettings = AdversarySettings()
 
     def document(self) -> Document:
         """All settings, defaults included, as JSON takes them."""

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sottovoce.core.algorithm import averages_plainly, plainly_averaged, radius_of
 from sottovoce.core.compression import Identity, RandomK
 from sottovoce.core.noise import Noise
+from sottovoce.core.release import CLIPPED
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import Unaccountable
 from sottovoce.support.limits import Cost, check_cost
@@ -56,7 +59,7 @@ class Extent(Enum):
 
 def affordable_extent(algorithm: Algorithm, topology: Topology, *, rounds: int) -> Extent:
     """Every message unless that is impossible or too much. Without noise, the first gossip step shows all there is."""
-    if not isinstance(algorithm.compression, Identity):
+    if not averages_plainly(algorithm):
         return Extent.NOISY_GRADIENTS
     if not _is_large(algorithm, topology, rounds):
         return Extent.EVERY_MESSAGE
@@ -88,7 +91,7 @@ def trace_affordable(algorithm: Algorithm, topology: Topology, *, rounds: int) -
 def trace_possible(algorithm: Algorithm, topology: Topology, *, rounds: int) -> LinearSystem:
     """The linear system of what runs: every message, unless compression keeps them from being traced."""
     check_trace_cost(algorithm, topology, rounds)
-    traced = trace if isinstance(algorithm.compression, Identity) else trace_noisy_gradients
+    traced = trace if averages_plainly(algorithm) else trace_noisy_gradients
     return traced(algorithm, topology, rounds=rounds)
 
 
@@ -114,12 +117,15 @@ def trace_cost(algorithm: Algorithm, topology: Topology, *, rounds: int) -> Cost
 def trace_noisy_gradients(algorithm: Algorithm, topology: Topology, *, rounds: int, reason: str = "") -> LinearSystem:
     """A system of which only noisy gradients are known, for messages that cannot be traced, or are too many.
 
-    It is traced without compression, which changes nothing about how noise is added, and with one gossip step.
+    It is traced without compression and clipping, which change nothing about how noise is added, and with one gossip
+    step.
     """
     operator = algorithm.compression
     if not isinstance(operator, Identity):
         reason = f"{operator.name}: what is sent differs by coordinate or is not linear"
-    plain = _with_one_gossip_step(replace(algorithm, compression=Identity()))  # type: ignore[type-var]
+    if radius_of(algorithm) < math.inf:
+        reason = CLIPPED
+    plain = _with_one_gossip_step(plainly_averaged(algorithm))
     return replace(trace(plain, topology, rounds=rounds), algorithm=algorithm, only_gradients=reason)
 
 

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from scipy import sparse
 
-from sottovoce.core.algorithm import leaves
+from sottovoce.core.algorithm import leaves, plainly_averaged
 from sottovoce.core.compression import Identity
 from sottovoce.core.loop import play_round, start_run
 from sottovoce.core.messages import LoopState, PlayedRound
@@ -280,10 +280,10 @@ def _trace_maps(
 ) -> tuple[RoundMaps, LoopState]:
     """The maps of a round by themselves: what is mixed is an input, so that no row has values of two nodes.
 
-    Compression lies between a message and what is mixed, and is left out. Of the state, only the public part counts.
+    Compression and clipping lie between a message and what is mixed, and are left out. Of the state, only the public
+    part counts.
     """
-    if not isinstance(algorithm.compression, Identity):
-        algorithm = replace(algorithm, compression=Identity())  # type: ignore[type-var]
+    algorithm = plainly_averaged(algorithm)
     mixings, n = known.mixings, known.mixings[0].n
     feed = MapInputs(n, coordinates)
     state = with_slots(before.state, lambda _: feed.fresh("state", n))

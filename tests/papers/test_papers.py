@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import time
 from pathlib import Path
 
@@ -37,15 +36,6 @@ def test_a_figure_has_settings_of_both_sizes_or_a_reason(paper, name):
     assert figure.drawn is not None
     assert figure.claims
     assert figure.takes
-
-
-def test_the_page_about_the_papers_lists_every_figure_and_how_it_came_out():
-    page = (Path(__file__).parents[2] / "docs" / "papers.md").read_text()
-    rows = re.findall(r"^\| `sotto paper (\S+) (\S+)` \|.*\| (.*) \|$", page, flags=re.MULTILINE)
-    words = {"holds": "holds", "holds in part": "in part", "fails": "fails", "not run here": "not run"}
-    assert {(paper, name): state for paper, name, state in rows} == {
-        (paper, name): words[figures_of(paper)[name].state] for paper, name in EVERY
-    }
 
 
 def test_the_list_says_what_holds(sotto):
@@ -169,23 +159,6 @@ def test_claims_are_about_places_of_lines(where, expected):
     found = value_of(claim, lines)
     assert found == expected or (math.isnan(found) and math.isnan(expected))
     assert claim.holds(found) is (not math.isnan(expected) and expected <= 5)
-
-
-def test_an_account_over_rounds_is_that_of_each_length(sotto, tmp_path):
-    line = "account --graph ring:6 --algorithm dp-d-sgd --view node:0 --sigma 2"
-    code, out, err = sotto(f"{line} --rounds 9,3 --figures {tmp_path / 'drawn'} --json")
-    assert (code, err) == (0, "")
-    found = json.loads(out)
-    assert [one["rounds"] for one in found["accounts"]] == [3, 9]
-    alone = json.loads(sotto(f"{line} --rounds 9 --json")[1])
-    assert found["accounts"][1]["guarantees"] == alone["guarantees"]
-    assert found["accounts"][1]["headline"] == alone["headline"]
-    assert sorted(Path(file).suffix for file in found["files"]) == [".pdf", ".svg"]
-    svg = next(Path(file) for file in found["files"] if file.endswith(".svg")).read_text()
-    assert svg.count("<polyline") == 1 + len({one["kind"] for one in alone["guarantees"]})
-    assert sotto(f"{line} --rounds 9 --figures {tmp_path}")[0] == 2
-    assert sotto("calibrate --graph ring:6 --rounds 3,9 --epsilon 1")[0] == 2
-    assert sotto(f"{line} --rounds 3,9 --all-pairs")[0] == 2
 
 
 def test_a_figure_that_is_not_run_says_why(sotto):
