@@ -11,19 +11,24 @@ import numpy as np
 import torch
 
 import sottovoce
+from sottovoce import Independent, metropolis
 from sottovoce.core import noise_feed
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.random_streams import NoiseKey
 from sottovoce.distributed.communication import Communicator, PendingExchange
 from sottovoce.distributed.ranks import join_ranks
-from sottovoce.errors import Diverged, SottovoceError
+from sottovoce.errors import Diverged, SottovoceError, Uncertified
 from sottovoce.run import checkpoint, fingerprint
 from sottovoce.run.build import build_run
 from sottovoce.run.execute import run_experiment
 from sottovoce.support.config import parse_experiment
+from sottovoce.tracing.certificate import Certificate
+from sottovoce.tracing.linear_forms import LinearRows
+from sottovoce.tracing.tracer import trace_all_maps
 from tests.cases import DIMENSION, cases, task
 from tests.run.killed import Count, half_written
+from tests.tracing.test_certificate import HONEST, Cheat
 
 TIMEOUT = 20.0
 SEED, ROUNDS = 9, 3
@@ -109,6 +114,47 @@ def overheard(ranks, name):
         del ranks.communicator.exchange
         NoiseKey.stream, noise_feed.public_stream = secret, public
     return transport.nodes, sent, drawn
+
+
+class RankedCheat(Cheat):
+    """Cheats on the rows of a rank as it does in one process."""
+
+    def _cheats(self, what, *rows):
+        if any(isinstance(one, LinearRows) for one in rows):
+            return False
+        calls = self.__dict__.setdefault("calls", {})
+        calls[what] = calls.get(what, 0) + 1
+        return self.trick.startswith(what) and calls[what] > HONEST
+
+
+def stopped(ranks, tricks):
+    """What stops each cheat here, and how often this rank had handed rows to the wire by then."""
+    net, found = metropolis("ring:5"), {}
+    x0, everyone, exchange = torch.zeros(5, DIMENSION), task(5), ranks.communicator.exchange
+    for trick in tricks:
+        exchanges = []
+        ranks.communicator.exchange = lambda *given, noted=exchanges: (noted.append(1), exchange(*given))[1]
+        built = RankedCheat(name="cheat", noise=Independent(0.5), step_size=0.3, trick=trick)
+        transport = ranks.transport(net, 0)
+        watch = Certificate(trace_all_maps(built, net, rounds=ROUNDS), "cheat", transport.nodes, transport.local)
+
+        def gradient(round, points, here=transport.nodes):
+            whole = np.zeros((5, DIMENSION), dtype=np.float32)
+            whole[here] = points.numpy()
+            return torch.from_numpy(everyone(round, whole)[here])
+
+        try:
+            rows = transport.start(lambda nodes: x0[torch.from_numpy(nodes)], None)
+            list(iterate_rounds(
+                built, net, rows, gradient, rounds=ROUNDS, noise_key=NoiseKey.of_seed(SEED), transport=transport,
+                watch=watch,
+            ))  # fmt: skip
+            found[trick] = "nothing", len(exchanges)
+        except Uncertified as error:
+            found[trick] = str(error), len(exchanges)
+        finally:
+            del ranks.communicator.exchange
+    return found
 
 
 # --- runs in their folders -----------------------------------------------------------------------------------------

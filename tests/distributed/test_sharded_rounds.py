@@ -15,8 +15,10 @@ from tests.distributed.ranked import (
     hosted_cases,
     hosted_end,
     overheard,
+    stopped,
 )
 from tests.selection import rest_slow
+from tests.tracing.test_certificate import HONEST
 
 FEW = ("complete:4", "exponential:6", "fresh", "dropout")
 
@@ -121,3 +123,24 @@ def test_a_rank_draws_for_its_own_nodes_and_for_the_secrets_they_share(name, kin
             assert ids == pairs
         else:
             assert ids == {(int(node),) for node in nodes}
+
+
+# --- cheats --------------------------------------------------------------------------------------------------------
+
+TRICKS = [
+    "local without noise", "local with half of the noise", "local with one percent less noise",
+    "local with noise twice", "local with noise turned", "local with a schedule",
+    "local with a step a percent longer", "local uphill",
+    "local with gradients twice", "local without gradients", "local that hides the gradient", "local that hides a bit",
+    "local that forgets", "message of the hidden part", "message twice", "message of the round before",
+    "message of zeros", "absorb nothing", "absorb half", "absorb into what is hidden", "point at what is hidden",
+    "point a little off", "point at zero",
+]  # fmt: skip
+
+
+def test_cheats_over_ranks_are_stopped_before_their_first_dishonest_message(pool):
+    for here in pool(stopped, [*TRICKS, "none"]):
+        assert here.pop("none") == ("nothing", ROUNDS)
+        for trick, (error, exchanges) in here.items():
+            assert f"in round {HONEST}" in error, trick
+            assert exchanges == HONEST + trick.startswith("absorb"), trick

@@ -107,7 +107,8 @@ def found(net: Topology, view: str, T: int, *, final_models: str = "none", **set
 
 GRAPHS = [
     ("ring:16", 2), ("ring:16", 5), ("ring:31", 30), ("path:24", 10), ("path:40", 30), ("hypercube:5", 4),
-    ("hypercube:6", 12), ("hypercube:6", 16), ("torus:6x6", 3), ("torus:7x7", 12), ("erdos-renyi:40,p=0.1,seed=2", 4),
+    ("hypercube:6", 12), ("hypercube:6", 16), ("hypercube:5", 30), ("torus:6x6", 3), ("torus:7x7", 12),
+    ("torus:5x5", 30), ("erdos-renyi:40,p=0.1,seed=2", 4),
 ]  # fmt: skip
 
 
@@ -122,7 +123,9 @@ def test_entries_are_those_of_300_digits(graph: str, T: int) -> None:
     np.testing.assert_allclose(loss.squares, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("name", "T"), [("414", 2), ("414", 6), ("1912", 2)])
+@pytest.mark.parametrize(
+    ("name", "T"), [("414", 2), ("414", 6), pytest.param("414", 30, marks=pytest.mark.slow), ("1912", 2)]
+)
 def test_entries_of_ego_graphs(name: str, T: int, data: Callable[[str], Path]) -> None:
     net = metropolis(f"file:{data(f'facebook_ego/{name}.edges.gz')}")
     loss = found(net, "node:5", T)
@@ -288,6 +291,18 @@ def test_longer_views_never_tell_less(graph: str) -> None:
     each = [found(net, "node:2", T).squares for T in range(1, 16)]
     for shorter, longer in itertools.pairwise(each):
         assert np.all(longer >= shorter - 1e-12)
+
+
+@pytest.mark.parametrize("bits", [64, 72, 80, 96, 128])
+def test_too_few_digits_are_noticed(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Singular values on a path are as small as 1e-30: whatever digits it begins with, bounds hold and are near."""
+    net, T = metropolis("path:40"), 30
+    expected = np.delete(fixed_oracle(net, [3], T, metropolis_weights), 3)
+    monkeypatch.setattr(row_space, "FEWEST_BITS", bits)
+    loss = found(net, "node:3", T)
+    assert loss.exact
+    assert np.all(loss.squares >= expected * (1 - 1e-15))
+    np.testing.assert_allclose(loss.squares, expected, rtol=0, atol=1e-9)
 
 
 def test_what_is_too_large_is_a_bound_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

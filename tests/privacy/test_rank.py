@@ -75,6 +75,14 @@ def test_exact_ranks_are_those_of_the_fractions_that_weights_are_next_to():
     assert exact_rank(seen, stored=False).uncovered.any() == np.isinf(routes.squared(seen, EVERY)).any()
 
 
+def test_weights_that_are_stored_may_have_a_larger_rank_than_those_that_are_meant():
+    """All final models of a complete graph are one average; four weights of 0.2, taken off one, leave less than 0.2."""
+    system = trace(algorithm("muffliato", sigma=1.0), metropolis("complete:5"), rounds=1)
+    seen = observe(system, views.with_final_models(views.node(0, secure_sum=True), "all"))
+    assert exact_rank(seen, stored=False).rank == 1
+    assert exact_rank(seen, stored=True).rank > 1
+
+
 def test_fractions_stay_where_they_are():
     """In a matrix whose entries all differ, modulo a prime."""
     matrix = np.array([[0.5, 0.0, 0.25], [0.0, 0.125, 0.75], [0.625, 0.375, 0.0]])

@@ -12,6 +12,7 @@ from sottovoce.core.algorithm import Gossip, Model, Weighted
 from sottovoce.core.compression import parse_compression
 from sottovoce.privacy.final_models import models_follow_from_messages
 from sottovoce.tracing.basis import Coordinate
+from sottovoce.tracing.linear_forms import LinearRows
 from tests.cases import ROUNDS, cases
 from tests.selection import rest_slow
 
@@ -245,3 +246,10 @@ def test_models_are_said_where_no_model_adds_to_the_rank_of_all_messages(case):
     assert not (models_follow_from_messages(system) and more)
     if case.topology.static:
         assert models_follow_from_messages(system) != more
+
+
+def test_zero_less_rows_is_their_negative_and_other_constants_are_refused():
+    rows = LinearRows(np.array([[1.0, 2.0], [0.0, 3.0]]))
+    assert np.array_equal((0.0 - rows).matrix.toarray(), -rows.matrix.toarray())
+    with pytest.raises(Unaccountable, match="constant"):
+        1.0 - rows
