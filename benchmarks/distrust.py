@@ -30,8 +30,8 @@ from typing import Any
 
 MODULES = (
     "support.files", "support.text", "schemas.validation", "support.limits", "support.npz",
-    "support.processes", "support.auditor_key",
-    "cli.terminal", "cli.progress_lines", "run.layout",
+    "support.processes",
+    "cli.output", "cli.progress", "run.layout",
 )  # fmt: skip
 ALSO = {"tracing.policy": ("trace_cost",), "run.checkpoint": ("save", "load"), "run.execute": ("_check_memory",)}
 """Functions of other modules that are there for the same reason, or hold checks of it."""

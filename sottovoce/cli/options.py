@@ -198,7 +198,7 @@ class Asked:
         str,
         Option(
             help="What is protected: user (all data of a node, the stronger promise) or record.",
-            autocompletion=offering("core.adjacency:Adjacency"),
+            autocompletion=offering("core.participation:Adjacency"),
         ),
     ] = "user"
     participation: Part = "every"

@@ -17,6 +17,7 @@ import typer
 
 from sottovoce.cli.app import COMMANDS as FILES
 from sottovoce.cli.app import app
+from sottovoce.cli.options import offering
 from tests.cli.lines import command_lines
 from tests.support.test_config import SMALL
 
@@ -311,6 +312,16 @@ def test_a_closed_pipe_is_no_error_message(place):
     assert done.returncode == 1
     assert done.stderr.startswith("sotto: ")
     assert "Traceback" not in done.stderr
+
+
+CODE = "".join(
+    file.read_text(encoding="utf-8") for file in sorted((Path(__file__).parents[2] / "sottovoce/cli").glob("*.py"))
+)
+
+
+@pytest.mark.parametrize("place", sorted(set(re.findall(r'offering\("([^"]+)"\)', CODE))))
+def test_words_that_a_shell_completes_are_there(place):
+    assert offering(place)("")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
