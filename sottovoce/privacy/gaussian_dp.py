@@ -141,17 +141,6 @@ def _roots(mu_V: Array, target: float) -> Array:
     return np.where(mu_V > HUGE, now * (1 + LOST), now)
 
 
-def is_epsilon_of(mu: float, epsilon: float, delta: float, *, tolerance: float) -> bool:
-    """Whether epsilon is that of mu, up to a relative tolerance.
-
-    >>> epsilon = epsilon_of(1.0, delta=1e-5)
-    >>> [is_epsilon_of(1.0, factor * epsilon, 1e-5, tolerance=1e-9) for factor in (1, 1 - 1e-8, 1 + 1e-8)]
-    [True, False, False]
-    """
-    found = epsilon_of(mu, delta)
-    return epsilon == found or abs(epsilon - found) <= tolerance * found < math.inf
-
-
 def delta_of(mu: float, epsilon: float) -> float:
     """delta(epsilon), rounded up."""
     _check_mu(mu)
