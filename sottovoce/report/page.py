@@ -100,10 +100,25 @@ def page(runs: Sequence[RunDocuments], title: str | None = None, *, left_out: in
 def filled_page(template: str, title: str, data: Document, scripts: Sequence[str]) -> str:
     """A page with its title, the style of all pages, data and scripts in their places."""
     parts = {
-        "title": html.escape(title), "css": asset("page.css"), "data": _inside_script(data),
+        "text": "".join(map(_text_of, data.get("runs", []))), "title": html.escape(title),
+        "css": asset("page.css"), "data": _inside_script(data),
         "script": "\n".join(scripts),
     }  # fmt: skip
     return re.sub(r"<!--(\w+)-->", lambda found: parts[found[1]], asset(template))
+
+
+def _text_of(run: Document) -> str:
+    """What a page says of a run, for readers whose browser runs no script: findings, answers, guarantees and facts."""
+    shown = partial(html.escape, quote=False)
+    answers = [("Finding", [line]) for line in run["findings"]] + run["plain"]["questions"]
+    said = [f"<h3>{shown(what)}</h3>" + "".join(f"<p>{shown(line)}</p>" for line in lines) for what, lines in answers]
+    columns = ("adversary", "protects", "epsilon", "kind", "models")
+    rows = [[str(promise[column]) for column in columns] for promise in run["promises"]]
+    tables = [("Guarantees", [columns, *rows]), ("What was trained", run["facts"])]
+    for heading, lines in tables:
+        cells = ("".join(f"<td>{shown(cell)}</td>" for cell in line) for line in lines)
+        said.append(f"<h3>{heading}</h3><table>{''.join(f'<tr>{line}</tr>' for line in cells)}</table>")
+    return f"<section><h2>{shown(run['label'])}</h2>{''.join(said)}</section>"
 
 
 def asset(name: str) -> str:

@@ -683,3 +683,34 @@ def test_no_node_is_promised_more_than_every_single_node_lets_it_be(algorithm, g
         for victim in set(range(run.topology.n)) - {attacker}:
             proven = [one.epsilon for one in view.guarantees if one.victim == victim and one.proven_for_training]
             assert rows.get(victim, stated.headline).epsilon >= min(proven, default=0) * (1 - 1e-12)
+
+
+def test_without_scripts_a_page_has_its_text_and_tables(runs, tmp_path, chromium):
+    (run,) = inside(write_page(tmp_path / "page.html", [runs("convex")]))["runs"]
+    context = chromium.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    text = page.inner_text("body")
+    context.close()
+    for question, answers in run["plain"]["questions"]:
+        assert question in text
+        assert all(" ".join(answer.split()) in " ".join(text.split()) for answer in answers)
+    assert all(str(promise["epsilon"]) in text for promise in run["promises"])
+    assert all(name in text for name, _ in run["facts"])
+    assert "Who can learn what from whom" not in text, "headings of figures that are not there"
+
+
+def test_figures_that_are_nearly_alike_have_colours_that_are(runs, tmp_path, chromium):
+    write_page(tmp_path / "page.html", [runs("convex")])
+    text = (tmp_path / "page.html").read_text().replace('<script>"use strict";\n{', "<script>", 1)
+    at = text.rindex("}</script>")
+    (tmp_path / "open.html").write_text(text[:at] + text[at + 1 :])
+    page = chromium.new_page()
+    page.goto((tmp_path / "open.html").as_uri())
+    page.evaluate("() => { figures().epsilon = [[1.978, 2.0]]; }")
+    near, far = page.evaluate(
+        "() => { const { share } = scale(); return [share(2) - share(1.978), share(2) - share(0.5)]; }"
+    )
+    page.close()
+    assert near < 0.02
+    assert far == pytest.approx(1)

@@ -2,7 +2,8 @@
 
 // The colours of the figures that are shown.
 function scale() {
-  const values = finite(figures().epsilon.flat()), least = Math.min(...values), most = Math.max(...values);
+  const values = finite(figures().epsilon.flat()), most = Math.max(...values);
+  const least = Math.min(...values, most / 4); // colours of figures that are nearly alike are nearly alike
   const log = values.length > 0 && least > 0 && most / least > 6, to = (value) => (log ? Math.log10(value) : value);
   const share = (value) => (most > least ? (to(value) - to(least)) / (to(most) - to(least)) : 0.5);
   const colour = (value) => (isInf(value) ? css("--warn") : value == null ? css("--none") : ramp(share(value)));
@@ -16,8 +17,8 @@ const figureKindName = () =>
 const kindKey = () => key(made("i", [], "badge"), figureKindName());
 
 function colourLegend({ any, least, most, log }, extra = []) {
-  const bar = made("i", [], "ramp"), ends = least === most ? [most] : [least, most];
-  bar.style.background = least === most ? ramp(0.5) : `linear-gradient(90deg, ${VIRIDIS.join(", ")})`;
+  const bar = made("i", [], "ramp"), ends = [least, most];
+  bar.style.background = `linear-gradient(90deg, ${VIRIDIS.join(", ")})`;
   return [
     ...(any ? [key(bar, `ε ${ends.map(epsilonText).join(" to ")}${log ? ", log scale" : ""}`)] : []),
     ...(figures().epsilon.flat().some(isInf) ? [key(symbolKey("square", css("--warn")), "infinite: nothing protects")] : []),
