@@ -177,9 +177,10 @@ def quality_answers(run: RunDocuments, noun: str, unprotected: RunDocuments | No
     constant = (run.result.get("held_out") or {}).get("constant")
     if constant is None:
         return answers
-    first = (
-        f"The model answers “{constant}” whatever the record. It tells nobody from anybody: as it is, it is worthless."
-    )
+    first = f"The model answers “{constant}” whatever the record: as it is, it is worthless."
+    found = leading_figure(run.result["held_out"])
+    if found is not None and found.figure == "auc" and found.interval is not None and found.interval[0] > 0.5:
+        first += f" Its probabilities do rank records, with an AUC of {_of(found)}: a decision needs another threshold."
     return [["Read this first", [first]], *answers]
 
 

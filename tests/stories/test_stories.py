@@ -1,0 +1,116 @@
+"""The ways of a hospital's engineer, a student and an auditor, each from end to end by the command line alone."""
+
+from __future__ import annotations
+
+import csv
+import json
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+
+from tests.browser import inside, questions
+
+pytestmark = pytest.mark.slow
+
+HOSPITALS = ("Nord", "Süd", "Ost", "West", "Mitte")
+SETTINGS = """
+name = "clinics"
+topology.graph = "edges:Nord--Süd,Süd--Ost,Ost--West,West--Mitte,Mitte--Nord"
+data = {name = "table:tables", partition = "tables", columns = "agreed.toml"}
+model.name = "logistic"
+training = {rounds = 20, batch = "full", clip = "per-example", bound = 1.0}
+algorithm = {name = "dp-d-sgd", step_size = 0.5}
+privacy = {epsilon = 4.0, attackers = "none", and_final_models = "average"}
+about = {title = "Readmission", contact = "Office, ext. 4711"}
+"""
+
+
+@pytest.fixture
+def typed(sotto, tmp_path, monkeypatch):
+    """`typed(line)` is what a command prints, which must end well."""
+    monkeypatch.chdir(tmp_path)
+
+    def typed(line: str, wanted: int = 0) -> str:
+        code, out, err = sotto(*line.split())
+        assert code == wanted, f"{line}: {err}"
+        return out
+
+    return typed
+
+
+def write_tables(folder, ill_of=20):
+    """Semicolons, decimal commas, latin-1, missing cells; one in twenty is ill, and one hospital has twelve rows."""
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    for name in HOSPITALS:
+        rows = ["Fall;geboren;Kalium;Größe;Klinik;krank"]
+        for at in range(12 if name == "Mitte" else 200):
+            ill = at % ill_of == 0
+            potassium = f"{rng.normal(5.5 if ill else 4, 0.4):.1f}".replace(".", ",")
+            size = "" if at % 17 == 3 else f"{rng.uniform(1.5, 2):.2f}".replace(".", ",")
+            born = f"{at % 28 + 1}.{at % 12 + 1}.{1940 + at % 60}"
+            rows.append(f"{name}-{at};{born};{potassium};{size};{'MÄX'[at % 3]};{'ja' if ill else 'nein'}")
+        (folder / f"{name}.csv").write_bytes("\r\n".join(rows).encode("latin-1"))
+
+
+def test_a_hospital_signs_what_is_true(typed, tmp_path):
+    write_tables(tmp_path / "tables")
+    found = json.loads(typed("data inspect tables --out seen.toml --json"))
+    assert found["reasons"].keys() == {"Fall", "geboren"}
+    agreed = (tmp_path / "seen.toml").read_text().replace('"geboren", ', "").replace(', "geboren"', "")
+    agreed += '\n[[columns]]\nname = "geboren"\nyears_until = "2026-01-01"\nrange = [0, 120]\n'
+    agreed = agreed.replace('name = "Größe"\n', 'name = "Größe"\nmissing = 1.75\n')
+    (tmp_path / "agreed.toml").write_text(agreed)
+    (tmp_path / "run.toml").write_text(SETTINGS)
+    typed("ledger our.ledger --budget 6")
+    printed = typed("run run.toml --baselines --ledger our.ledger")
+    assert "held-out answers" in printed, "nobody is said to be ill: a constant, first"
+    run = inside(tmp_path / "runs/clinics/report.html")["runs"][0]
+    assert run["plain"]["questions"][0][0] == "Read this first"
+    assert "AUC" in questions(run)["How good is the model?"]
+    assert "a further run of epsilon up to 4.0" in typed("ledger our.ledger")
+    typed("run run.toml --ledger our.ledger --set name=more --set training.rounds=60 --set algorithm.step_size=4.0")
+    assert "no further run fits" in typed("ledger our.ledger") or "up to 0" in typed("ledger our.ledger")
+    assert "clinics 4, more 4" in (tmp_path / "runs/more/report.html").read_text()
+    typed("export runs/more --data . --scores --out model")
+    assert "spent on the same records" in (tmp_path / "model/README.md").read_text()
+    typed("predict model --data tables/Nord.csv --out said.csv")
+    with (tmp_path / "said.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 200
+
+
+def test_a_student_prints_a_figure_that_is_the_table(typed, tmp_path):
+    (tmp_path / "study.toml").write_text(
+        'name = "study"\nseeds = [0, 1, 2]\ndata.rows = 20\nmodel.name = "softmax"\nalgorithm.name = "dp-d-sgd"\n'
+        'privacy.attackers = "none"\ntraining = {rounds = 5, batch = "full", clip = "per-example", bound = 1.0}\n'
+        'grid = {"topology.graph" = ["ring:4", "complete:4"], "privacy.epsilon" = [1.0, 8.0]}\n'
+    )
+    for part in (2, 3):
+        assert json.loads(typed(f"run study.toml --shard {part}/3 --json"))["missing"]
+    rows = json.loads(typed("run study.toml --shard 1/3 --json"))["runs"]
+    assert len(rows) == 4
+    drawn = ET.fromstring((tmp_path / "runs/study/over-epsilon.svg").read_text())
+    assert sum(part.tag.endswith("polyline") for part in drawn) == 2, "a line for each graph"
+    typed("compare runs/study --out page.html --figures figures --format pdf")
+    assert (tmp_path / "figures/trade-off.pdf").read_bytes().startswith(b"%PDF")
+    typed(
+        "run study.toml --set name=central --set topology.graph=complete:1 --set grid={} --set seeds=[0] --set privacy.epsilon=4.0"
+    )
+
+
+def test_an_auditor_finds_what_was_changed(typed, tmp_path):
+    (tmp_path / "run.toml").write_text(
+        'name = "theirs"\ntopology.graph = "ring:4"\ndata.rows = 20\nmodel.name = "softmax"\n'
+        'algorithm = {name = "dp-d-sgd", sigma = 2.0}\nprivacy.attackers = "none"\n'
+        'training = {rounds = 5, batch = "full", clip = "per-example", bound = 1.0}\n'
+    )
+    result = json.loads(typed("run run.toml --json"))
+    typed("audit runs/theirs")
+    epsilon = result["headline"]["epsilon"]
+    typed(f"audit runs/theirs --claim {epsilon * 1.01}")
+    typed(f"audit runs/theirs --claim {epsilon / 3}", 4)
+    stated = json.loads((tmp_path / "runs/theirs/privacy.json").read_text())
+    stated["headline"]["epsilon"] = epsilon / 3
+    (tmp_path / "runs/theirs/privacy.json").write_text(json.dumps(stated))
+    typed("compare runs/theirs --out page.html", 1)
