@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 
 from sottovoce import InputError
-from sottovoce.cli.attack import attack
+from sottovoce.cli.app import app, load_commands
 from sottovoce.privacy import views
 from sottovoce.privacy.covering_views import NAMED_ONLY, Coverage
 from sottovoce.privacy.gaussian_dp import guessing_accuracy_bound
@@ -49,6 +50,11 @@ RUNS = {
 }  # fmt: skip
 
 
+def attack(folder: Path) -> None:
+    load_commands()
+    typer.main.get_command(app)(["--quiet", "attack", str(folder)], standalone_mode=False)
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """`runs("noisy")` is the folder of a finished run; the first of them was attacked."""
@@ -58,7 +64,7 @@ def runs(tmp_path_factory):
         if not (out / name).exists():
             run_experiment(parse_experiment(COMMON | {"name": name} | RUNS[name]), out / name)
             if name == "noisy":
-                attack([out / name])
+                attack(out / name)
         return out / name
 
     return find
@@ -437,7 +443,7 @@ def test_a_runs_own_page_is_written_once_and_renewed_by_attacks(runs, tmp_path):
     (folder / "attack.json").unlink()
     write_page_of(folder, again=False)
     assert inside(folder / "report.html")["runs"][0]["attacks"] == {}
-    attack([folder])
+    attack(folder)
     assert "threshold" in inside(folder / "report.html")["runs"][0]["attacks"]
 
 
