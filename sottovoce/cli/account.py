@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 from typer import Argument, Context, Option
 
 from sottovoce._version import __version__
+from sottovoce.cli.account_rounds import answer_over_rounds
 from sottovoce.cli.app import app
 from sottovoce.cli.options import (
     Code,
@@ -83,6 +84,7 @@ def account_(
         None, min=1, help="--all-pairs: only this many attackers, drawn at random with --seed."
     ),
     out: Path | None = Option(None, help="--all-pairs: file to store figures in and to resume from."),
+    figures: Path | None = Option(None, help="With several --rounds: folder for a drawing, as SVG and PDF."),
     data: Path | None = Option(None, help="With RUN and --view: folder of the files that the run names."),
     code: Code = None,
     yes: Yes = False,
@@ -126,10 +128,15 @@ def account_(
         raise InputError(
             f"--out {out}", "figures are stored as lines of JSON", f"write --out {out.with_suffix('.jsonl')}"
         )
+    if figures is not None and len(setting.every_length) < 2:
+        raise InputError("--figures with one number of rounds", "a line has several points", "add --rounds 10,20,50")
     if lipschitz is not None and not published:
         raise InputError("--lipschitz without --published", "only the papers' formulas use it", "add --published")
     if lipschitz is not None and not 0 <= lipschitz < math.inf:
         raise InputError(f"--lipschitz {lipschitz}", "it must be finite and not negative", "give 1.0, for example")
+    if len(setting.every_length) > 1 and not all_pairs:
+        answer_over_rounds(setting, sigma, kinds, lipschitz, figures)
+        return
     with activity(f"tracing {setting.algorithm} on {setting.graph}"):
         system = setting.system(sigma)
     if all_pairs:
@@ -317,7 +324,7 @@ def calibrate_(
     document = {
         **settings_document(setting, sigma), "algorithm": setting.algorithm, "graph": net.name, "view": str(view),
         "final_models": setting.and_final_models, "secure_sum": setting.secure_sum or held.system.algorithm.secure_sum,
-        "rounds": setting.rounds, "epsilon": epsilon, "delta": setting.delta,
+        "rounds": setting.length, "epsilon": epsilon, "delta": setting.delta,
         "headline": held.headline.document(setting.delta), "covers": held.coverage.document(),
         "nodes": nodes, "sampled": None if chance is None else chance.figure.document(),
     }  # fmt: skip

@@ -151,6 +151,7 @@ def refuse_given(options: Mapping[str, object], rule: str, remedy: str, *, besid
 Weights = Annotated[str, Option(help=f"{KINDS_OF_WEIGHTS}.", autocompletion=offering("core.topologies:WEIGHTS"))]
 GraphSpec = Annotated[str, Option("--graph", help=SPEC, autocompletion=offering("core.graphs:kinds"))]
 GraphName = Annotated[str, Argument(help=SPEC, autocompletion=offering("core.graphs:kinds"))]
+MOST_ROUNDS = 10**7
 Delta = Annotated[float, Option(help="Delta of (epsilon, delta)-DP.")]
 Part = Annotated[
     str,
@@ -168,7 +169,9 @@ class Asked:
     """What is asked about: a graph, an adversary, what is protected, and for how many rounds."""
 
     graph: GraphSpec = ""
-    rounds: Annotated[int, Option(min=1, max=10**7, help="Number of rounds; for averaging, of gossip steps.")] = 100
+    rounds: Annotated[
+        str, Option(help="Number of rounds; for averaging, of gossip steps. account takes several: 10,20,50.")
+    ] = "100"
     view: Annotated[
         str,
         Option(
@@ -207,6 +210,21 @@ class Asked:
         Option(help="Number of records of each node, which is public: 80 for all, or 17,24,126 for three nodes."),
     ] = None
     delta: Delta = 1e-5
+
+    @functools.cached_property
+    def every_length(self) -> list[int]:
+        """Every number of rounds that is asked about, the least first."""
+        words, rule = self.rounds.split(","), f"rounds are whole numbers from 1 to {MOST_ROUNDS:,}"
+        if not all(word.isdecimal() and len(word) < 20 and 1 <= int(word) <= MOST_ROUNDS for word in words):
+            raise InputError(f"--rounds {self.rounds:.60}", rule, "give 100, or 10,20,50")
+        return sorted(set(map(int, words)))
+
+    @property
+    def length(self) -> int:
+        """The number of rounds, where one is asked about."""
+        if len(self.every_length) > 1:
+            raise InputError(f"--rounds {self.rounds}", "here one number of rounds is asked about", "give one of them")
+        return self.every_length[0]
 
 
 @dataclass(frozen=True)
@@ -288,7 +306,7 @@ class Setting(Asked):
             option = "--" + lacking.replace("_", "-")
             value = spec.shown_value(lacking) or "FILE"
             raise InputError(f"{self.algorithm} without {option}", "it needs that setting", f"add {option} {value}")
-        given |= spec.from_run(given, rounds=self.rounds, participation=str(scheme), colluders=self.colluders)
+        given |= spec.from_run(given, rounds=self.length, participation=str(scheme), colluders=self.colluders)
         if declared is not None and spec.setting("sensitivity") is not None:
             given["sensitivity"] = declared.sensitivity
         return with_exact_noise(spec.build_at(sigma, given), self.topology)
@@ -319,7 +337,7 @@ class Setting(Asked):
     @property
     def scheme(self) -> "str | Participation":
         """In which rounds a change can show, whatever chance does."""
-        return self.participation if self.declared is None else self.declared.participation.within(self.rounds)
+        return self.participation if self.declared is None else self.declared.participation.within(self.length)
 
     def terms(self, **more: "Unpack[AccountSettings]") -> "AccountSettings":
         """What is asked, besides the system and the adversary: settings of `account`, with more of them."""
@@ -332,7 +350,7 @@ class Setting(Asked):
         """What runs, traced."""
         from sottovoce.tracing.policy import trace_possible
 
-        return trace_possible(self.algorithm_at(sigma), self.topology, rounds=self.rounds)
+        return trace_possible(self.algorithm_at(sigma), self.topology, rounds=self.length)
 
     @property
     def adversary(self) -> "View":

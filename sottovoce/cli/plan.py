@@ -102,7 +102,7 @@ def plan_(
         question = Question(
             graph=network, epsilon=epsilon, dimension=dimension, records=held[0] if len(held) == 1 else tuple(held),
             final_models=asked.and_final_models, colluders=colluders,
-            **picked(asked, "rounds", "delta", "view", "adjacency", "participation", "weights", "convex"),
+            rounds=asked.length, **picked(asked, "delta", "view", "adjacency", "participation", "weights", "convex"),
         )  # fmt: skip
     rows: dict[str, str] = {}
 

@@ -241,7 +241,7 @@ def test_distances_with_the_same_figures_are_one_row_for_reading_and_many_as_csv
     ("line", "message"),
     [
         ("account ring:5", "ring:5: no run; graphs are named by an option; write --graph ring:5"),
-        ("account --graph ring:6 --rounds 1e3", "'1e3' is not a whole number. Try 'sotto account --help'."),
+        ("account --graph ring:6 --rounds 1e3", "--rounds 1e3; "),
         ("account --graph ring:6 --sigma x", "'x' is not a number. Try 'sotto account --help'."),
         ("account --sigma", "requires an argument. Try 'sotto account --help'."),
         ("account --graph ring:6 --algorithm decor", "decor without --sigma-pair; it needs that setting; add --sigma-"),

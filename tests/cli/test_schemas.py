@@ -18,6 +18,7 @@ from tests.support.test_config import SMALL
 LINES = [
     "account --graph ring:6",
     "account --graph ring:6 --sigma 0",
+    "account --graph ring:6 --rounds 2,4 --view node:0 --published",
     "account --graph ring:6 --rounds 4 --view node:0 --convex --adjacency record --participation 2x2",
     "account --graph ring:6 --rounds 3 --view coalition:0,2 --secure-sum --victim 4",
     "account --graph florentine --rounds 3 --view eavesdropper:0>1",

@@ -161,6 +161,23 @@ def test_claims_are_about_places_of_lines(where, expected):
     assert claim.holds(found) is (not math.isnan(expected) and expected <= 5)
 
 
+def test_an_account_over_rounds_is_that_of_each_length(sotto, tmp_path):
+    line = "account --graph ring:6 --algorithm dp-d-sgd --view node:0 --sigma 2"
+    code, out, err = sotto(f"{line} --rounds 9,3 --figures {tmp_path / 'drawn'} --json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert [one["rounds"] for one in found["accounts"]] == [3, 9]
+    alone = json.loads(sotto(f"{line} --rounds 9 --json")[1])
+    assert found["accounts"][1]["guarantees"] == alone["guarantees"]
+    assert found["accounts"][1]["headline"] == alone["headline"]
+    assert sorted(Path(file).suffix for file in found["files"]) == [".pdf", ".svg"]
+    svg = next(Path(file) for file in found["files"] if file.endswith(".svg")).read_text()
+    assert svg.count("<polyline") == 1 + len({one["kind"] for one in alone["guarantees"]})
+    assert sotto(f"{line} --rounds 9 --figures {tmp_path}")[0] == 2
+    assert sotto("calibrate --graph ring:6 --rounds 3,9 --epsilon 1")[0] == 2
+    assert sotto(f"{line} --rounds 3,9 --all-pairs")[0] == 2
+
+
 def test_a_figure_that_is_not_run_says_why(sotto):
     skipped = next((one for one in EVERY if one not in MADE), None)
     if skipped is not None:
