@@ -42,7 +42,7 @@ def account_cells(asked: Accounts, run: SweepRun, data: Path | None) -> list[Cel
         x = _x(asked, run, observation, hops)
         groups = {"all": np.full(len(hops), True), "neighbours": hops == 1, "others": ~(hops <= 1)}
         for figure in asked.figures:
-            squares, word = _squares(figure, observation)
+            squares, word = _squares(figure, observation, asked.lipschitz)
             shown = _as_shown(squares, asked, system.rounds, experiment.privacy.delta)
             for group in asked.victims:
                 line = ", ".join(filter(None, (_name(run, asked), word, "" if group == "all" else group)))
@@ -76,7 +76,7 @@ def _victims(asked: Accounts, system: LinearSystem, attacker: int, seed: int) ->
     return sorted(node for group in groups for node in group[: asked.victims_drawn])
 
 
-def _squares(figure: str, observation: Observation) -> tuple[Floats, str]:
+def _squares(figure: str, observation: Observation, lipschitz: float | None) -> tuple[Floats, str]:
     """mu^2 of every victim by a figure's name; and what it is called, a bound where it is not exact."""
     system, every = observation.system, Participation()
     if figure == "exact":
@@ -86,7 +86,7 @@ def _squares(figure: str, observation: Observation) -> tuple[Floats, str]:
         return routes.losses(observation).sum(axis=(1, 2)), figure
     if figure == "everyone":
         return routes.squared(observe(system, views.everyone(), victims=observation.victims.tolist()), every), figure
-    printed = {one.name: one for one in formulas(system, observation.view)}
+    printed = {one.name: one for one in formulas(system, observation.view, lipschitz=lipschitz)}
     if figure not in printed:
         known = ", ".join(("exact", "equal changes", "everyone", *printed))
         raise InputError(f"figure {figure!r}", f"here there are: {known}", "choose one of them")

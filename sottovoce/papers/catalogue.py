@@ -69,7 +69,8 @@ class Accounts(Section):
     """What privacy is drawn: over rounds, hops, distance in the plane or sigma; which figures, about whom.
 
     `figures`: `exact` (the worst change), `equal changes`, `everyone`, or names of published formulas. `attackers`: so
-    many nodes drawn at random, or these. One line each for `victims`: all, neighbours, others.
+    many nodes drawn at random, or these. One line each for `victims`: all, neighbours, others. `lipschitz`: L of
+    ZIP-DL's Assumption 5.6.
     """
 
     over: Literal["rounds", "hops", "plane", "sigma"]
@@ -79,6 +80,7 @@ class Accounts(Section):
     attackers: int | list[int] = 1
     victims: list[Literal["all", "neighbours", "others"]] = Field(default=["all"])
     victims_drawn: int | None = None
+    lipschitz: float | None = None
     log_x: bool = False
     log_y: bool = True
 
@@ -172,7 +174,7 @@ def _in_order(name: str) -> list[tuple[bool, int, str]]:
 def one_figure(paper: str, name: str) -> PaperFigure:
     """A figure or table by its number."""
     file = RECIPES / paper / f"{name}.toml"
-    if paper not in papers() or re.fullmatch(r"[\w-]+", name) is None or not file.is_file():
+    if paper not in papers() or re.fullmatch(r"\w[\w.-]*", name) is None or not file.is_file():
         raise InputError(
             f"figure {name!r} of {paper!r}", "it is not among those of sotto paper", "take one of its list"
         )

@@ -135,7 +135,8 @@ def value_of(claim: Claim, lines: Sequence[Line]) -> float:
     own = _at(claim.at, claim.line, lines)
     if claim.than is None:
         return own
-    return own / _at(claim.at if claim.than_at is None else claim.than_at, claim.than, lines)
+    other = _at(claim.at if claim.than_at is None else claim.than_at, claim.than, lines)
+    return own / other if other else math.nan
 
 
 def _at(place: Place, name: str, lines: Sequence[Line]) -> float:

@@ -14,6 +14,7 @@ from sottovoce.run.run_documents import LESS_IS_BETTER
 from sottovoce.run.sweep import FinishedSweepRun, SweepRow, last_word
 from sottovoce.support.config import Document
 
+OF_ATTACKS = {"AUC": "auc", "TPR at 1 %": "tpr_at_1_percent"}
 ALONG = {"rounds": lambda line: line["round"], "megabytes": lambda line: line["bytes"] / 1e6}
 
 Y = {
@@ -47,13 +48,14 @@ def training_lines(asked: Training, rows: Sequence[SweepRow], attacked: Attacked
 
 def axis_names(asked: Training, metric: str) -> tuple[str, str]:
     """What is drawn along the x axis, and along the y axis."""
-    x = f"AUC of the {asked.attack} attack" if asked.over == "AUC" else asked.over.replace("_", " ")
+    x = f"{asked.over} of the {asked.attack} attack" if asked.over in OF_ATTACKS else asked.over
     return x, Y[asked.y].format("loss" if asked.metric == "loss" else metric)
 
 
 def _keys(asked: Training) -> tuple[str, ...]:
-    """The settings along which a line runs."""
-    return NOISE_KEYS if asked.over in ("noise", "AUC") else (asked.over,)
+    """The settings that the name of a line does not say: it runs along them, or is drawn at one value."""
+    along_noise = asked.at is not None or asked.over in ("noise", *OF_ATTACKS)
+    return NOISE_KEYS if along_noise else (asked.over,)
 
 
 def _noise(row: SweepRow) -> object:
@@ -66,8 +68,8 @@ def _name(asked: Training, row: SweepRow) -> str:
 
 
 def _x(asked: Training, row: SweepRow, attacked: Attacked) -> float | None:
-    if asked.over == "AUC":
-        return float(attacked[row.label]["auc"]["value"]) if row.label in attacked else math.nan
+    if asked.over in OF_ATTACKS:
+        return float(attacked[row.label][OF_ATTACKS[asked.over]]["value"]) if row.label in attacked else math.nan
     return next((float(value) for key, value in row.values if last_word(key) in _keys(asked)), None)
 
 

@@ -27,6 +27,7 @@ from sottovoce.learning.datasets import Dataset, from_arrays, load
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task
+from sottovoce.papers.catalogue import figures_of, papers
 from sottovoce.privacy import views
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind
 from sottovoce.report.quality import OF_MODEL, OF_NOISE
@@ -101,7 +102,13 @@ def test_the_size_of_the_noise_does_not_tell_which_data_it_was_chosen_for(declar
 
 ROOT = Path(__file__).parents[2]
 RUN_FILES = [path for path in sorted(ROOT.glob("recipes/*.toml")) if not path.name.startswith("hospitals")]
-RECIPES = {path.stem: path for path in (*RUN_FILES, ROOT / "sottovoce/demo/demo.toml")}
+RECIPES = {path.stem: tomllib.loads(path.read_text()) for path in (*RUN_FILES, ROOT / "sottovoce/demo/demo.toml")}
+RECIPES |= {
+    f"{paper}-{name}": {"name": f"{paper}-{name}", **figure.runs}
+    for paper in papers()
+    for name, figure in figures_of(paper).items()
+    if figure.training is not None and not figure.runs_of
+}
 GRAPHS = {
     r"erdos-renyi:\d+,p=[\d.]+": "erdos-renyi:6,p=0.9", r"regular:\d+,d=\d+": "regular:6,d=4",
     r"complete:\d+": "complete:6", r"ring:\d+": "ring:6", r"exponential:\d+": "exponential:6", r"file:.*": "ring:6",
@@ -134,10 +141,10 @@ def in_small(experiment: Experiment) -> dict[str, Any]:
 
 def cases():
     """One run with noise of each recipe, and one of each other variant, which takes longer."""
-    for name, path in RECIPES.items():
+    for name, document in RECIPES.items():
         fast = True
         variants = {}
-        for run in expand_sweep(tomllib.loads(path.read_text()), name):
+        for run in expand_sweep(document, name):
             variants.setdefault(run.variant, run.experiment)
         for variant, experiment in variants.items():
             noisy = experiment.algorithm.name != "d-psgd"
