@@ -171,9 +171,9 @@ def _frame(horizontal: Axis, vertical: Axis, x: str, y: str) -> list[str]:
         parts.append(f'<line x1="{at:.1f}" y1="{TOP}" x2="{at:.1f}" y2="{floor}" stroke="#80808040"/>')
         parts.append(f'<text x="{at:.1f}" y="{floor + 16}" text-anchor="middle">{value:g}</text>')
     for value in vertical.ticks():
-        at, label = vertical(value), value if vertical.log else round(value, 10)
+        at, label = vertical(value), f"{value:.0e}" if vertical.log and value < 0.01 else f"{round(value, 10):g}"
         parts.append(f'<line x1="{LEFT}" y1="{at:.1f}" x2="{right}" y2="{at:.1f}" stroke="#80808040"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{label:g}</text>')
+        parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{label}</text>')
     middle = (LEFT + right) / 2
     parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x)}</text>')
     parts.append(
