@@ -9,7 +9,7 @@ longer by them, round after round, is believed less and less often.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from sottovoce.federation.frames import MemberNumber
@@ -24,13 +24,15 @@ MISSES = 2
 class StepAttendance:
     """Who was heard in one gossip step, and who should have been and was not.
 
-    `sum_known` says whether a secure sum is known; None without secure sums.
+    `sum_known` says whether a secure sum is known; None without secure sums. `distances` are how far messages of
+    neighbours are from what this member sent, in units of what the noise of all rounds so far explains.
     """
 
     place: Place
     heard: frozenset[MemberNumber]
     missing: frozenset[MemberNumber]
     sum_known: bool | None = None
+    distances: Mapping[MemberNumber, float] = field(default_factory=dict)
 
 
 Tell: TypeAlias = Callable[..., None]

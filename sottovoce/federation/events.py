@@ -116,6 +116,8 @@ SHOWN = {
     "doubted": "{members} says that it is in round {round}. Nobody else says so, and this member does not follow.",
     "slow": "{members} made this member wait for longer in round {round}, and more than once before: its word that it "
     "waits itself or is near does not count for some rounds.",
+    "far": "What {members} sent in round {round} is more than ten times further from this member's own than noise "
+    "explains: it may be poison, or data of another kind.",
     "goes_on": "Goes on with round {round}.",
     "waiting": "Waiting for {members} in round {round}.",
     "ending": "This member has played its last round, and waits for {members} to finish.",

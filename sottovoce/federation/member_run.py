@@ -56,6 +56,10 @@ COMPARISON = 10.0
 """Seconds in which neighbours with different agreements find out what these differ in."""
 
 
+FAR = 10.0
+"""Times what noise explains that a neighbour's message is away when it is named."""
+
+
 @dataclass(frozen=True)
 class Watch:
     """Who is told how it goes: rounds that were played, and what happens, as a name with facts that are not private."""
@@ -218,6 +222,7 @@ class _Told:
     attendance: TextIO
     is_new: bool
     absences: Absences = field(default_factory=Absences)
+    far: set[int] = field(default_factory=set)
 
     def __call__(self, event: str, *, step: StepAttendance | None = None, **facts: Any) -> None:
         if step is not None:
@@ -242,9 +247,16 @@ class _Told:
         line = {"round": step.place.round, "step": step.place.step, "heard": heard, "missing": missing}
         if step.sum_known is not None:
             line["sum_known"] = step.sum_known
+        if step.distances:
+            line["distances"] = {self.run.agreement.names[one]: round(far, 3) for one, far in step.distances.items()}
         self.attendance.write(json.dumps(line) + "\n")
         self.attendance.flush()
         self._measure(step)
+        far = {one for one, distance in step.distances.items() if distance > FAR}
+        if new := far - self.far:
+            self("far", members=new, round=step.place.round)
+        self.far.clear()
+        self.far.update(far)
         for event, members in self.absences.changed_by(step).items():
             if event == "missing" and step.sum_known is not None:
                 over_all = sums_over_all(self.run.training_run.algorithm)
@@ -260,6 +272,8 @@ class _Told:
         for metric, members in (("heard", step.heard), ("missed", step.missing)):
             for one in members:
                 metrics.add(metric, member=names[one])
+        for one, far in step.distances.items():
+            metrics.set("distance", far, member=names[one])
         for one, moment in self.links.heard_at().items():
             metrics.set("last_message_timestamp_seconds", moment, member=names[one])
 

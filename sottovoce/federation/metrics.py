@@ -30,6 +30,7 @@ METRICS = {
     "missed": ("counter", "Gossip steps that went on without a neighbour that was due."),
     "last_message_timestamp_seconds": ("gauge", "When the last message of a neighbour arrived."),
     "slow": ("counter", "How often a neighbour was named for making this member wait again and again."),
+    "distance": ("gauge", "How far a neighbour's last message is from one's own, in units of what noise explains."),
     "refused": ("counter", "What was refused and why, by whose it was, where that is known."),
     "certificate_ends_timestamp_seconds": ("gauge", "When the certificate of a member ends."),
 }

@@ -15,6 +15,7 @@ Shapes: N nodes, D parameters.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
@@ -42,6 +43,7 @@ from sottovoce.federation.link_rules import AHEAD, KEPT, LinkRules, MaskedSums, 
 from sottovoce.federation.links import Clock, Links
 from sottovoce.ledger.payloads import Payloads, Place
 from sottovoce.support.text import join_names
+from sottovoce.tracing.round_maps import noise_deviation
 
 GO_ON = "when everybody is there again, continue with --resume at every member that stopped"
 
@@ -315,8 +317,21 @@ class PeerTransport(ShardTransport):
         for sender, tensor in incoming.items():
             tensor.copy_(decoded_row(heard[sender], tensor) if sender in heard else absent)
         missing = frozenset(incoming.keys() - heard.keys())
-        self.tell("heard", step=StepAttendance(place, frozenset(heard.keys()), missing))
+        distances = self._distances(place, absent, {one: incoming[one] for one in heard.keys() & incoming.keys()})
+        self.tell("heard", step=StepAttendance(place, frozenset(heard.keys()), missing, distances=distances))
         return AllArrived()
+
+    def _distances(
+        self, place: Place, own: Tensor, received: Mapping[MemberNumber, Tensor]
+    ) -> dict[MemberNumber, float]:
+        """How far messages are from this member's own noisy one, as `StepAttendance` has it; of plain messages."""
+        method, mixing, rule = self.algorithm, self.topology.at(0), self.rules.payload
+        deviation = noise_deviation(method.noise, method.sensitivity, mixing)
+        is_plain = rule.decompress is None and rule.largest_weight is None and not method.noise.edge(mixing)
+        if not is_plain or deviation is None or not deviation.all():
+            return {}
+        scale = abs(method.step_size) * float(deviation.max()) * math.sqrt(2 * own.numel() * (place.round + 1))
+        return {one: float((tensor - own).double().norm()) / scale for one, tensor in received.items()}
 
     def _recorded(self, place: Place, make: Callable[[], Mapping[MemberNumber, bytes]]) -> RecordedStep:
         """What an earlier process recorded; or what is made to be sent, recorded before that."""

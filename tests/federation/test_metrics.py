@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import socket
+import threading
 import urllib.request
 
 import pytest
 
 from sottovoce.errors import InputError
+from sottovoce.federation import peer_transport
 from sottovoce.federation.metrics import Metrics, exported
 from sottovoce.federation.rehearsal import free_ports
 from tests.federation.clinics import Clinics
@@ -55,3 +57,27 @@ def test_they_are_served_and_written_and_one_who_says_nothing_keeps_nobody_waiti
     assert file.stat().st_mode & 0o777 == 0o644
     with socket.create_server(("127.0.0.1", port)):
         pass
+
+
+def test_a_neighbour_whose_models_are_poison_is_named_and_counted_in_units_of_noise(tmp_path, monkeypatch):
+    clinics = Clinics(tmp_path)
+    agreement = clinics.agree('name = "dp-d-sgd"\nstep_size = 0.5\naggregation = "clipped:1.0"', rounds=4)
+    encoded = peer_transport._encoded
+
+    def poisoned(outgoing):
+        lies = threading.current_thread().name == "Mercy"
+        return encoded({one: 1000 * tensor if lies else tensor for one, tensor in outgoing.items()})
+
+    monkeypatch.setattr(peer_transport, "_encoded", poisoned)
+    results = clinics.run(agreement)
+    distance = {name: read(clinics.metrics[name].text()) for name in clinics.names}
+    assert distance["Hill"]['distance{member="Mercy"}'] > 100
+    assert {facts["members"][0] for event, facts in clinics.events["Hill"] if event == "far"} == {"Mercy"}
+    assert results["Hill"]["rounds"] == 4
+    monkeypatch.undo()
+    (tmp_path / "honest").mkdir()
+    honest = Clinics(tmp_path / "honest")
+    honest.run(honest.agree(rounds=4))
+    found = read(honest.metrics["Mercy"].text())
+    assert all(0.1 < found[f'distance{{member="{other}"}}'] < 3 for other in ("Hill", "North"))
+    assert not any(event == "far" for event, _ in honest.events["Mercy"])

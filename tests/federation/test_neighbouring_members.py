@@ -38,8 +38,8 @@ CASES = {
 }
 
 
-MATTER_OF_TIME = r"sottovoce_(connected|last_message|refused|sent_bytes)"
-"""Metrics that tell when neighbours came, and what was sent again to them."""
+MATTER_OF_TIME = r"sottovoce_(connected|last_message|refused|sent_bytes|distance)"
+"""Metrics that tell when neighbours came, what was sent again to them, and how far their noise is from one's own."""
 
 
 @dataclass
