@@ -140,7 +140,7 @@ def test_status_of_a_member_that_has_done_nothing(sotto, tmp_path, monkeypatch):
     prepare(tmp_path)
     code, out, err = sotto("peer status --folder Hill --json")
     assert (code, err) == (0, "")
-    assert json.loads(out) == {"member": "Hill", "running": False, "runs": [], "lineages": []}
+    assert json.loads(out) == {"member": "Hill", "running": False, "runs": [], "lineages": [], "problems": []}
     assert sotto("peer status --folder Hill")[0] == 0
 
 
