@@ -50,7 +50,7 @@ def test_a_run_prints_and_a_second_one_only_reads(sotto, here, monkeypatch):
         "checkpoint.npz", "config.json", "lock", "metrics.jsonl", "noise.key", "privacy.json", "private.json",
         "report.html", "result.json",
     ]  # fmt: skip
-    monkeypatch.setattr("sottovoce.run.execute.build_accountant", lambda *_: pytest.fail("ran again"))
+    monkeypatch.setattr("sottovoce.run.execute.measured_rounds", lambda *_, **__: pytest.fail("ran again"))
     for line in ("run try.toml", "run runs/try/config.json"):
         code, again, err = sotto(line)
         assert (code, again, err.count("\n")) == (0, out, 1)

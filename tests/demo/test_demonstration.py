@@ -55,7 +55,7 @@ def test_a_small_demo_trains_accounts_attacks_and_reads_the_second_time(sotto, h
     def fail(*_, **__):
         pytest.fail("ran again")
 
-    monkeypatch.setattr("sottovoce.run.execute.build_accountant", fail)
+    monkeypatch.setattr("sottovoce.run.execute.measured_rounds", fail)
     monkeypatch.setattr("sottovoce.attacks.run_attacks.infer_membership", fail)
     assert sotto("demo --jobs 1", *small)[:2] == (0, out)
     code, out, err = sotto("--quiet demo --jobs 1 --json", *small)
