@@ -128,41 +128,28 @@ def _of(found: Leading) -> str:
 # --- comparisons -----------------------------------------------------------------------------------------------------
 
 
-def _better(one: Leading, other: Leading) -> tuple[float, float] | None:
-    """By how much one is better than another, at least and at most; None where there are too few rows to say."""
-    if one.value is None or other.value is None:
-        return None
-    between = difference_interval(one.value, one.interval, other.value, other.interval)
-    if between is None:
-        return None
-    low, high = between
-    return (-high, -low) if one.figure in LESS_IS_BETTER else (low, high)
+def _difference(better: Leading, than: Leading, what: str, gain: str, loss: str) -> str:
+    """By how much one is better than another, in the words for a gain and for a loss, or that it does not show."""
+    found = None
+    if better.value is not None and than.value is not None:
+        found = difference_interval(better.value, better.interval, than.value, than.interval)
+    if found is None:
+        return f"too few rows to say whether {what}"
+    low, high = (-found[1], -found[0]) if better.figure in LESS_IS_BETTER else found
+    if low > 0:
+        return f"{gain} {low:.3f} to {high:.3f}"
+    if high < 0:
+        return f"{loss} {-high:.3f} to {-low:.3f}"
+    return f"whether {what} does not show: the difference is {low:.3f} to {high:.3f}"
 
 
 def _cost(own: Leading, plain: Leading) -> str:
-    """What noise cost."""
-    found = _better(plain, own)
-    if found is None:
-        return "too few rows to say what noise cost"
-    low, high = found
-    if low > 0:
-        return f"noise cost {low:.3f} to {high:.3f}"
-    if high < 0:
-        return f"with noise it is better, by {-high:.3f} to {-low:.3f}"
-    return f"whether noise cost anything does not show; it cost at most {high:.3f}"
+    return _difference(plain, own, "noise cost anything", "noise cost", "with noise it is better, by")
 
 
 def _gain(own: Leading, alone: Leading) -> str:
-    """What training together brought, noise and all."""
-    found = _better(own, alone)
-    if found is None:
-        return "too few rows to say whether training together helped"
-    low, high = found
-    if low > 0:
-        return f"training together helped, by {low:.3f} to {high:.3f}"
-    if high < 0:
-        return f"training together did harm, by {-high:.3f} to {-low:.3f}"
-    return f"whether training together helped does not show: the difference is {low:.3f} to {high:.3f}"
+    helped = "training together helped"
+    return _difference(own, alone, helped, f"{helped}, by", "training together did harm, by")
 
 
 # --- for the page, in sentences --------------------------------------------------------------------------------------
