@@ -105,7 +105,7 @@ def test_the_page_about_runs_lists_every_setting_and_no_other():
     for section, field in Experiment.model_fields.items():
         table = re.search(rf"\| `\[{section}\]` \|.*?\n\n", text, flags=re.DOTALL)
         if table is None:
-            assert section in ("name", "seed", "noise", "noise_key", "secure_sum", "about")
+            assert section in ("name", "seed", "noise", "noise_key", "secure_sum", "member", "about")
             continue
         rows = [row.split("|")[1] for row in table.group().splitlines()[2:] if row]
         listed = {key for row in rows for key in re.findall(r"`([a-z_]+)`", row)}
