@@ -150,9 +150,8 @@ class ClassCertificate(RoundWatch):
         now = self._now
         self._check_same(mixing is now.mixings[0] or _same_mixing(mixing, now.mixings[0]), "mixes by other weights")
         if now.point is not None:
-            self._compare(
-                "takes a gradient at another point than was traced", now.point, self._see(point, *self._slots)
-            )
+            what = "takes a gradient at another point than was traced"
+            self._compare(what, now.point, self._see(point, *self._slots), self._drift_of_weights())
         self._inputs.append(self._see(entering))
         if now.adds_noise:
             added = cast("Rows", noise)
@@ -191,7 +190,8 @@ class ClassCertificate(RoundWatch):
         """Compare the models after the round that was told of last; a round whose sum failed leaves its first point."""
         combination = self._now.models if self._has_ended else self._now.point
         if combination is not None:
-            self._compare("ends with other models than were traced", combination, self._see(models))
+            what = "ends with other models than were traced"
+            self._compare(what, combination, self._see(models), self._drift_of_weights())
 
     # --- along the direction ---------------------------------------------------------------------------------------
 
@@ -211,7 +211,18 @@ class ClassCertificate(RoundWatch):
             self._direction = _secret_direction(chosen.shape[1])
         return _seen(chosen, self._direction, _version(here))
 
-    def _compare(self, what: str, combination: Combination, seen: Seen) -> NDArray[np.float64]:
+    def _drift_of_weights(self) -> float:
+        """By how many roundings a public number of the state, by which points are divided, may be off by now.
+
+        Such a number, as the weight of push-sum, goes from round to round by itself. Each mix of it rounds in the same
+        way, so that errors may add up.
+        """
+        if all(self._now.private):
+            return 0.0
+        mixed = max(int(np.diff(mixing.weights.indptr).max()) for mixing in self._now.mixings)
+        return float((self._round + 1) * len(self._now.mixings) * (mixed + 1))
+
+    def _compare(self, what: str, combination: Combination, seen: Seen, more: float = 0.0) -> NDArray[np.float64]:
         """Refuse what differs from the combination of what entered by more than rounding, which is returned."""
         expected, terms = np.zeros(len(self._nodes)), seen.length.copy()
         for number, coefficients in combination:
@@ -225,7 +236,8 @@ class ClassCertificate(RoundWatch):
                 "they cannot be compared with what was traced",
                 "lower the step size, or the noise",
             )
-        tolerance = terms * (ROUNDINGS * (self._unit + DOUBLE * math.sqrt(D)) / math.sqrt(D)) + SMALLEST[self._unit]
+        unit = self._unit + DOUBLE * math.sqrt(D)
+        tolerance = terms * ((ROUNDINGS * (1 + more) * unit) / math.sqrt(D)) + SMALLEST[self._unit]
         near = np.abs(seen.along - expected) <= tolerance
         if not near.all():
             node = int(self._nodes[int(np.argmin(near))])
