@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from sottovoce.errors import InputError
@@ -107,7 +107,7 @@ def _served(metrics: Metrics, address: str) -> Iterator[None]:
 
     check_address(address, "--metrics")
     try:
-        server = HTTPServer(split_address(address), Answer)
+        server = ThreadingHTTPServer(split_address(address), Answer)
     except OSError as error:
         raise InputError(f"--metrics {address}: {error.strerror}", "metrics need a free port", "name another") from None
     with server:

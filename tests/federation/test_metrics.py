@@ -46,7 +46,8 @@ def test_metrics_say_what_a_member_has_done_and_whom_it_has_heard(tmp_path):
 def test_they_are_served_and_written_and_one_who_says_nothing_keeps_nobody_waiting(tmp_path, monkeypatch):
     monkeypatch.setattr("sottovoce.federation.metrics.SECONDS", 0.2)
     (port,), file, metrics = free_ports(1), tmp_path / "member.prom", Metrics()
-    with exported(metrics, f"127.0.0.1:{port}", file), socket.create_connection(("127.0.0.1", port)):
+    with exported(metrics, f"127.0.0.1:{port}", file), socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(bytes(1000))
         metrics.add("refused", member="Hill", reason="its length")
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20.0) as answer:
             assert read(answer.read().decode()) == {'refused_total{member="Hill",reason="its length"}': 1}

@@ -9,6 +9,7 @@ import re
 import socket
 import threading
 import time
+import urllib.request
 from contextlib import ExitStack
 from datetime import timedelta
 from itertools import pairwise
@@ -22,6 +23,8 @@ from sottovoce.distributed.communication import Communicator, RankStore, open_st
 from sottovoce.distributed.launch import MEETING
 from sottovoce.distributed.ranks import Ranks
 from sottovoce.errors import PeerLost
+from sottovoce.federation.metrics import Metrics, exported
+from sottovoce.federation.rehearsal import free_ports
 from tests.distributed.ranks import Pool
 from tests.federation.grpc_members import Federation, play
 from tests.federation.test_checking import checked, clinics
@@ -37,6 +40,7 @@ OPENS = {
     "distributed/communication.py": "TCPStore",
     "distributed/ranks.py": "init_process_group",
     "federation/grpc_links.py": "add_secure_port",
+    "federation/metrics.py": "ThreadingHTTPServer",
     "federation/rehearsal.py": "create_server",
     "report/plan_server.py": "ThreadingHTTPServer",
 }
@@ -54,6 +58,14 @@ def test_no_other_code_opens_a_port():
             found[str(path.relative_to(ROOT / "sottovoce"))] = word.rstrip("(")
     assert found == OPENS
     assert "bind((" not in "".join(path.read_text() for path in (ROOT / "sottovoce").rglob("*.py"))
+
+
+def test_strangers_at_the_metrics_of_a_member():
+    (port,), metrics = free_ports(1), Metrics()
+    with exported(metrics, f"127.0.0.1:{port}", None), strangers_at(port):
+        metrics.set("rounds", 3)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
+            assert "sottovoce_rounds 3.0" in answer.read().decode()
 
 
 def test_strangers_at_the_store_of_torchrun():
