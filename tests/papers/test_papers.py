@@ -41,7 +41,7 @@ def test_a_figure_has_settings_of_both_sizes_or_a_reason(paper, name):
 
 def test_the_page_about_the_papers_lists_every_figure_and_how_it_came_out():
     page = (Path(__file__).parents[2] / "docs" / "papers.md").read_text()
-    rows = re.findall(r"^\| `sotto paper (\S+) (\S+)` \|.*\| (.*) \|$", page, flags=re.MULTILINE)
+    rows = re.findall(r"^\| `(\S+) (\S+)` \|.*\| (.*) \|$", page, flags=re.MULTILINE)
     words = {"holds": "holds", "holds in part": "in part", "fails": "fails", "not run here": "not run"}
     assert {(paper, name): state for paper, name, state in rows} == {
         (paper, name): words[figures_of(paper)[name].state] for paper, name in EVERY
