@@ -339,7 +339,7 @@ def test_ranks_that_differ_refuse_to_begin(change, version, said, pool, tmp_path
     ("change", "said"),
     [
         ({"topology": {"graph": "path:2"}}, "3 processes for 2 nodes"),
-        ({"algorithm": {"sigma": -1.0}}, "sigma = -1.0"),
+        ({"algorithm": {"sigma": -1.0}}, "sigma = -1"),
         ({"record": {"attackers": [9]}}, "record.attackers: node 9"),
         ({"privacy": {"epsilon": 1.0}}, "both algorithm.sigma and privacy.epsilon"),
     ],

@@ -93,7 +93,7 @@ def test_runs_read_a_changed_file_again(tmp_path, sotto, monkeypatch):
         ({"test": (X, Y + 1)}, "test rows of shape (3,), classes 4, 8"),
         ({"test": (X, Y / 2)}, "test rows of shape (3,), classes none"),
         ({"test": (X, None)}, "test_inputs or test_targets alone"),
-        ({"seed": -1}, "seed -1; a seed must be a whole number, 0 or more"),
+        ({"seed": -1}, "seed -1"),
         ({"targets": np.arange(20)}, "20 rows; a fifth of each class is held out, and no class has three rows"),
     ],
 )

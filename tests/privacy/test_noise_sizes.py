@@ -73,7 +73,7 @@ def test_pair_noise_far_from_a_nodes_own_never_makes_a_figure_too_small(spec, ra
         (lambda: algorithm("dp-d-sgd", sigma=(1.0, 1e-13)), ("sigma", "1e+12")),
         (lambda: algorithm("dp-d-sgd", sigma=2e50), ("sigma", "1e+50")),
         (lambda: algorithm("zip-dl", message_sigma=1e-51), ("message_sigma", "1e-50")),
-        (lambda: algorithm("dp-d-sgd", sigma=1.0, step_size=1e-51), ("step size", "1e-50")),
+        (lambda: algorithm("dp-d-sgd", sigma=1.0, step_size=1e-51), ("step_size", "1e-50")),
         (lambda: algorithm("dp-d-sgd", sigma=1.0, sensitivity=1e51), ("sensitivity", "1e+50")),
         (lambda: algorithm("dp-d-sgd", sigma=1.0, sensitivity=(1.0, 1e-13)), ("sensitivity", "1e+12")),
     ],
