@@ -131,6 +131,11 @@ def averages_plainly(algorithm: Algorithm) -> bool:
     return isinstance(algorithm.compression, Identity) and radius_of(algorithm) == math.inf
 
 
+def is_own(algorithm: Algorithm) -> bool:
+    """Whether its maps are somebody's own code, and not the package's."""
+    return not type(algorithm).__module__.startswith("sottovoce.")
+
+
 def plainly_averaged(algorithm: Algorithm) -> Algorithm:
     """The same algorithm with nothing between messages and their average."""
     if averages_plainly(algorithm):

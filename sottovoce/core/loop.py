@@ -105,7 +105,7 @@ def play_round(
     transport, release = transport or InProcess(topology.n), release_of(algorithm)
     mixing, point, (state, copies) = topology.at(round, 0), None, loop_state
     mixing.require(algorithm.requires)
-    watch.begins(round, state)
+    watch.begins(algorithm, round, state)
     if round == 0 or not algorithm.averaging:
         point = algorithm.point(state)
         gradient = inputs.gradient(round, point)
@@ -117,8 +117,7 @@ def play_round(
         mixing = topology.at(round, step)
         mixing.require(algorithm.requires)
         gossip_step = release.message(mixing, round, step)
-        message = _checked_message(algorithm, state)
-        watch.sends(gossip_step, value_of(message))
+        message = watch.sends(gossip_step, _checked_message(algorithm, state))
         try:
             played = _exchange(algorithm.compression, gossip_step, message, copies, inputs, transport)
         except SumFailed:

@@ -188,14 +188,15 @@ class RoundWatch:
     nothing is sent.
     """
 
-    def begins(self, round: int, state: State) -> None:
-        """The state that a round begins from."""
+    def begins(self, algorithm: Algorithm, round: int, state: State) -> None:
+        """The algorithm as it is played, and the state that a round begins from."""
 
     def takes(self, mixing: Mixing, point: Rows, gradient: Rows, entering: Rows, noise: Rows | float) -> None:
         """Where a gradient was taken, the gradient, and what the local step is given: with exact noise one sum."""
 
-    def sends(self, gossip_step: GossipStep, value: Rows) -> None:
-        """What is about to be sent, before compression, masks and the noise of single edges."""
+    def sends(self, gossip_step: GossipStep, message: Message) -> Message:
+        """What is about to be sent, before compression, masks and the noise of single edges; and what shall be sent."""
+        return message
 
     def receives(self, gossip_step: GossipStep, mixed: Rows) -> None:
         """What the step gave its nodes."""

@@ -9,12 +9,16 @@ Shapes: B examples, F inputs, K outputs.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from types import FrameType
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._functorch.autograd_function import VmapInfo
 
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import Dataset
@@ -80,7 +84,8 @@ def check_gradients(dataset: Dataset, model: Model, dtype: torch.dtype) -> None:
     chosen = np.random.default_rng().integers(len(dataset.examples), size=DRAWN)
     rows_BF = torch.from_numpy(np.concatenate([dataset.examples[row : row + 1] for row in chosen.tolist()])).to(dtype)
     try:
-        mixed = _differ(*_in_float64(model, rows_BF, _gradients_together, _gradients_alone))
+        with _rules_for_vmap() as rules:
+            mixed = _differ(*_in_float64(model, rows_BF, _gradients_together, _gradients_alone))
     except RuntimeError as error:
         raise InputError(
             f"{model.name}: {str(error).splitlines()[0]}",
@@ -91,8 +96,40 @@ def check_gradients(dataset: Dataset, model: Model, dtype: torch.dtype) -> None:
         raise InputError(
             f"{model.name}: the gradient of an example changes with the others of its batch",
             "clipping per example needs examples that do not influence each other",
-            "leave out what mixes them on the way back, such as an autograd.Function with a rule of its own for vmap",
+            "leave out what mixes them on the way back",
         )
+    if rules:
+        raise InputError(
+            f"{model.name} has a rule of its own for vmap, {rules[0]}",
+            "such a rule has all examples of a batch, and clipping per example needs examples that do not influence "
+            "each other",
+            "set generate_vmap_rule = True in its place, or clip whole gradients",
+        )
+
+
+@contextmanager
+def _rules_for_vmap() -> Iterator[list[str]]:
+    """The rules outside of torch that vmap asks meanwhile.
+
+    Those of torch keep examples apart. Any other can wait for a size of batches, or a value, that no example tried
+    here has. It is known by what it is given, wherever it was registered.
+    """
+    found: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event != "call" or frame.f_globals.get("__name__", "").partition(".")[0] == "torch":
+            return
+        given = list(frame.f_locals.values())
+        given += [one for some in given if isinstance(some, tuple) for one in some]
+        if any(isinstance(one, VmapInfo) for one in given):
+            found.append(frame.f_code.co_qualname)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield found
+    finally:
+        sys.setprofile(before)
 
 
 def what_a_gradient_changes(model: Model, dtype: torch.dtype, features: int) -> str | None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import linalg, sparse
 from scipy.sparse import csgraph
 
-from sottovoce.core.algorithm import Algorithm
+from sottovoce.core.algorithm import Algorithm, averages_plainly
 from sottovoce.core.correlation import Correlation, groups_of
 from sottovoce.core.participation import Participation
 from sottovoce.core.sensitivity import in_units_of_largest, relative
@@ -158,7 +158,13 @@ def _covered(covariance: Array) -> Array:
 
 @once_for_each
 def _leaving(system: LinearSystem) -> NDArray[np.bool_]:
-    """For every round that takes gradients, which nodes' go anywhere: no view changes it."""
+    """For every round that takes gradients, which nodes' go anywhere: no view changes it.
+
+    All of them, where averages are clipped or compressed: whoever averages such, keeps a part of what is its own,
+    whatever its own weight is.
+    """
+    if not averages_plainly(system.algorithm):
+        return np.ones((sum(step.gradients > 0 for step in system.steps), system.n), dtype=bool)
     rounds = [(step, t == system.rounds - 1) for t, step in enumerate(system.steps) if step.gradients]
     return stack_equal_steps(lambda round: _leaves(*round), rounds).reshape(-1, system.n)
 

@@ -26,15 +26,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from sottovoce.core.algorithm import State, leaves
-from sottovoce.core.arrays import Plain, Rows, is_plain, is_torch, numpy_dtype, to_numpy
+from sottovoce.core.algorithm import Algorithm, Message, State, Weighted, is_own, leaves
+from sottovoce.core.arrays import Plain, Rows, column, is_plain, is_torch, numpy_dtype, to_numpy
 from sottovoce.core.compression import Compression, Identity
-from sottovoce.core.messages import RoundWatch
+from sottovoce.core.correlation import Correlation
+from sottovoce.core.messages import RoundWatch, value_of
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import NoiseTerm
 from sottovoce.core.release import GossipStep
 from sottovoce.errors import Diverged, Uncertified
-from sottovoce.tracing.round_maps import ClassMaps, Combination, RoundMaps
+from sottovoce.tracing.round_maps import ClassMaps, Combination, Facts, RoundMaps
 
 ROUNDINGS = 6.0
 """How far values may be away. A few operations err by half a unit each, and across a direction they add up like noise:
@@ -53,6 +54,9 @@ noise that is declared is at least 1e-50."""
 
 AT_ONCE = 1 << 15
 """So many numbers are seen along the direction at once."""
+
+NEAR = 1e-3
+"""Share by which public weights beside messages may be away from what was traced, of which rounding takes far less."""
 
 SAMPLED, FEWEST = 1024, 64
 """Most and fewest parameters of a node from which the variance of its noise is told."""
@@ -91,20 +95,21 @@ class Certificate(RoundWatch):
     ) -> None:
         self._classes = [ClassCertificate(one, name, nodes, local) for one in classes]
 
-    def begins(self, round: int, state: State) -> None:
+    def begins(self, algorithm: Algorithm, round: int, state: State) -> None:
         """Begin from the state as it was compared, or as a checkpoint holds it."""
         for one in self._classes:
-            one.begins(round, state)
+            one.begins(algorithm, round, state)
 
     def takes(self, mixing: Mixing, point: Rows, gradient: Rows, entering: Rows, noise: Rows | float) -> None:
         """Compare where gradients were taken; note what enters the local step."""
         for one in self._classes:
             one.takes(mixing, point, gradient, entering, noise)
 
-    def sends(self, gossip_step: GossipStep, value: Rows) -> None:
+    def sends(self, gossip_step: GossipStep, message: Message) -> Message:
         """Compare a message before it is sent, and the noise that the loop will add to it."""
         for one in self._classes:
-            one.sends(gossip_step, value)
+            message = one.sends(gossip_step, message)
+        return message
 
     def receives(self, gossip_step: GossipStep, mixed: Rows) -> None:
         """Note what a step gave."""
@@ -134,12 +139,14 @@ class ClassCertificate(RoundWatch):
         self._mixed: tuple[list[Rows], list[Seen]] = ([], [])
         self._last_noise = np.zeros(0)
         self._round, self._unit, self._has_ended = 0, 0.0, False
+        self._algorithm: Algorithm | None = None
 
     # --- what the loop tells ---------------------------------------------------------------------------------------
 
-    def begins(self, round: int, state: State) -> None:
+    def begins(self, algorithm: Algorithm, round: int, state: State) -> None:
         """Begin from the state as it was compared, or as a checkpoint holds it."""
-        self._round, self._has_ended = round, False
+        self._algorithm, self._round, self._has_ended = algorithm, round, False
+        self._check_facts()
         rows, known = _slots(state, self._now.private), self._slots
         self._unit = max(HALF_UNIT[numpy_dtype(self._local(slot)).itemsize] for slot in rows)
         self._inputs = [self._see(slot, *known) for slot in rows]
@@ -148,6 +155,7 @@ class ClassCertificate(RoundWatch):
     def takes(self, mixing: Mixing, point: Rows, gradient: Rows, entering: Rows, noise: Rows | float) -> None:
         """Compare where gradients were taken; note what enters the local step."""
         now = self._now
+        self._check_facts(mixing)
         self._check_same(mixing is now.mixings[0] or _same_mixing(mixing, now.mixings[0]), "mixes by other weights")
         if now.point is not None:
             what = "takes a gradient at another point than was traced"
@@ -162,14 +170,18 @@ class ClassCertificate(RoundWatch):
         elif entering is not gradient:
             self._check_variance(*self._squares_released(entering, gradient))
 
-    def sends(self, gossip_step: GossipStep, value: Rows) -> None:
+    def sends(self, gossip_step: GossipStep, message: Message) -> Message:
         """Compare a message before it is sent, and the noise that the loop will add to it."""
         now, step = self._now, gossip_step.step
+        self._check_facts()
         self._check_same(_same_mixing(gossip_step.mixing, now.mixings[step]), "mixes by other weights")
         self._check_same(_same_terms(gossip_step.edge_noise, now.edge_noise[step]), "adds other noise to messages")
-        tolerance = self._compare("would send another message than was traced", now.sent[step], self._see(value))
+        tolerance = self._compare(
+            "would send another message than was traced", now.sent[step], self._see(value_of(message))
+        )
         if now.adds_noise:
             self._check_precision(dict(now.sent[step]).get(now.gradient + 1), tolerance)
+        return self._with_public_weight(message, now.weights[step])
 
     def receives(self, gossip_step: GossipStep, mixed: Rows) -> None:
         """Note what a step gave."""
@@ -179,6 +191,7 @@ class ClassCertificate(RoundWatch):
     def ends(self, state: State) -> None:
         """Compare the state, which the next round begins from."""
         now = self._now
+        self._check_facts()
         rows = _slots(state, now.private_out)
         found = [self._see(slot, *self._mixed) for slot in rows]
         self._check_same(len(found) == len(now.state_out), "holds another state")
@@ -243,6 +256,32 @@ class ClassCertificate(RoundWatch):
             node = int(self._nodes[int(np.argmin(near))])
             raise Uncertified(f"node {node} of {self._name} {what}, in round {self._round}", RULE, REMEDY)
         return tolerance
+
+    def _check_facts(self, mixing: Mixing | None = None) -> None:
+        """The loop asks the algorithm in every round how large noise is, among other facts; its answers stay the same.
+
+        They are asked for here where no map lies between this and the loop's own asking.
+        """
+        assert self._algorithm is not None
+        known, found = self._now.facts, Facts.of(self._algorithm, self._now.mixings[0] if mixing is None else mixing)
+        same = _same_correlation(found.correlation, known.correlation)
+        self._check_same(same and _same_terms(found.local_noise, known.local_noise), "has other noise")
+        self._check_same(found.settings == known.settings, "has other settings")
+
+    def _with_public_weight(self, message: Message, known: NDArray[np.floating] | None) -> Message:
+        """The weight beside a message of somebody's own algorithm is sent as it was traced: so it tells nothing else.
+
+        Rounding could hide in it what no tolerance finds.
+        """
+        self._check_same(isinstance(message, Weighted) == (known is not None), "sends another kind of message")
+        assert self._algorithm is not None
+        if not isinstance(message, Weighted) or not is_own(self._algorithm):
+            return message
+        found, wanted = to_numpy(cast("Plain", message.weight)).ravel(), cast("NDArray[np.floating]", known)
+        wanted = wanted if len(found) == len(wanted) else wanted[self._nodes]
+        near = np.allclose(found, wanted, rtol=NEAR, atol=0)
+        self._check_same(near, "sends another weight beside its message")
+        return message._replace(weight=column(wanted, message.weight))
 
     def _check_same(self, same: bool, what: str) -> None:
         if not same:
@@ -339,6 +378,10 @@ def _same_terms(some: Sequence[NoiseTerm], others: Sequence[NoiseTerm]) -> bool:
         )
         for one, other in zip(some, others, strict=True)
     )
+
+
+def _same_correlation(one: Correlation | None, other: Correlation | None) -> bool:
+    return one is other or (one is not None and one == other)
 
 
 def _same_matrix(one: sparse.csr_array | None, other: sparse.csr_array | None) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sottovoce.core.algorithm import averages_plainly, plainly_averaged, radius_of
+from sottovoce.core.algorithm import averages_plainly, is_own, plainly_averaged, radius_of
 from sottovoce.core.compression import Identity, RandomK
 from sottovoce.core.noise import Noise
 from sottovoce.core.release import CLIPPED
@@ -131,8 +131,7 @@ def trace_noisy_gradients(algorithm: Algorithm, topology: Topology, *, rounds: i
 
 def _with_one_gossip_step(algorithm: Algorithm) -> Algorithm:
     """Of the package's algorithms every gossip step does the same; one's own may add noise in any of them."""
-    ours = type(algorithm).__module__.startswith("sottovoce.")
-    return replace(algorithm, gossip_steps=1) if ours else algorithm  # type: ignore[type-var]
+    return algorithm if is_own(algorithm) else replace(algorithm, gossip_steps=1)  # type: ignore[type-var]
 
 
 def trace_with_noise(system: LinearSystem, noise: Noise) -> LinearSystem:

@@ -15,6 +15,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.algorithm import Algorithm, radius_of
+from sottovoce.core.correlation import Correlation
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import Noise, NoiseTerm, PerNode
 from sottovoce.core.sensitivity import in_units_of_largest, largest
@@ -27,6 +29,23 @@ Combination: TypeAlias = tuple[tuple[int, Numbers], ...]
 """Which inputs, each with its coefficient at every node; inputs that are left out have none anywhere."""
 
 
+class Facts(NamedTuple):
+    """What the loop asks an algorithm for in a round besides its maps; noise by what it is made of."""
+
+    local_noise: tuple[NoiseTerm, ...]
+    correlation: Correlation | None
+    settings: tuple[object, ...]
+
+    @classmethod
+    def of(cls, algorithm: Algorithm, mixing: Mixing) -> Facts:
+        settings = (
+            algorithm.compression, algorithm.gossip_steps, algorithm.step_size, algorithm.sensitivity,
+            algorithm.requires, algorithm.averaging, algorithm.secure_sum, algorithm.colluders, algorithm.exact_noise,
+            radius_of(algorithm),
+        )  # fmt: skip
+        return cls(algorithm.noise.local(mixing), algorithm.noise.correlation, settings)
+
+
 @dataclass(frozen=True, eq=False)
 class RoundMaps:
     """Combinations of these inputs, in this order: the slots of the state, the gradient, the noise beside it, what each
@@ -34,8 +53,9 @@ class RoundMaps:
 
     With exact noise the gradient is what was released, and there is no noise beside it. `deviation` is how large the
     noise is that the loop adds to each gradient, if it is fresh, `edge_noise` what it adds to single messages in each
-    gossip step. `private` says of each leaf of the state whether it is a slot; the others are public. `private_out`
-    says it of the state after the round.
+    gossip step, `weights` the public weights beside messages, if there are any. `facts` are what the loop asks the
+    algorithm for besides its maps. `private` says of each leaf of the state whether it is a slot; the others are
+    public. `private_out` says it of the state after the round.
     """
 
     slots: int
@@ -48,6 +68,8 @@ class RoundMaps:
     mixings: tuple[Mixing, ...]
     deviation: Numbers | None
     edge_noise: tuple[tuple[NoiseTerm, ...], ...]
+    weights: tuple[Numbers | None, ...]
+    facts: Facts
     private: tuple[bool, ...]
     private_out: tuple[bool, ...]
 

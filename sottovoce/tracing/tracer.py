@@ -28,7 +28,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from scipy import sparse
 
-from sottovoce.core.algorithm import leaves, plainly_averaged
+from sottovoce.core.algorithm import is_own, leaves, plainly_averaged
+from sottovoce.core.arrays import to_numpy
 from sottovoce.core.compression import Identity
 from sottovoce.core.loop import play_round, start_run
 from sottovoce.core.messages import LoopState, PlayedRound
@@ -45,6 +46,7 @@ from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, TracedMe
 from sottovoce.tracing.round_maps import (
     ClassMaps,
     Combination,
+    Facts,
     Numbers,
     RoundMaps,
     combination_of,
@@ -153,7 +155,7 @@ def _check_noise_in_gradients(
     algorithm: Algorithm, topology: Topology, played: Sequence[RoundMaps], coordinate: Coordinate
 ) -> None:
     """Refuse exact noise, which is in the gradient, where steps of one's own do something else with noise beside it."""
-    if not algorithm.exact_noise or type(algorithm).__module__.startswith("sottovoce."):
+    if not algorithm.exact_noise or not is_own(algorithm):
         return
     apart = replace(algorithm, exact_noise=False)  # type: ignore[type-var]
     for round, maps in enumerate(_maps_of_rounds(apart, topology, len(played), Coordinates(coordinate))):
@@ -283,8 +285,8 @@ def _trace_maps(
     Compression and clipping lie between a message and what is mixed, and are left out. Of the state, only the public
     part counts.
     """
-    algorithm = plainly_averaged(algorithm)
     mixings, n = known.mixings, known.mixings[0].n
+    facts, algorithm = Facts.of(algorithm, mixings[0]), plainly_averaged(algorithm)
     feed = MapInputs(n, coordinates)
     state = with_slots(before.state, lambda _: feed.fresh("state", n))
     played = play_round(RowLocal(algorithm, feed), _held(mixings), LoopState(state, None), feed, round, Unmixed(n))
@@ -299,6 +301,8 @@ def _trace_maps(
         mixings=tuple(mixings),
         deviation=noise_deviation(algorithm.noise, algorithm.sensitivity, mixings[0]),
         edge_noise=tuple(step.gossip_step.edge_noise for step in played.steps),
+        weights=tuple(None if step.weight is None else np.ravel(to_numpy(step.weight)) for step in played.steps),
+        facts=facts,
         private=_private(state),
         private_out=_private(played.loop_state.state),
     )

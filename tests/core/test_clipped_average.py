@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
-from sottovoce import account, algorithm, metropolis, parse_experiment, trace
+from sottovoce import NoiseKey, account, algorithm, from_matrix, metropolis, parse_experiment, trace, train
 from sottovoce.core.algorithm import Gossip
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.mixing import clipped_average
+from sottovoce.core.topologies import Changing
 from sottovoce.core.transport import InProcess, WithLiars
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.ledger.payloads import Place
@@ -47,6 +50,28 @@ def test_nobody_moves_a_node_further_than_its_weight_times_the_radius(lie):
 def figures(system, view, victim):
     """What is claimed about a victim, by kind."""
     return {str(one.kind): one.mu for one in account(system, view).guarantees if one.victim == victim}
+
+
+UNHEARD, HEARD = (
+    from_matrix(W).at(0)
+    for W in ([[0, 0, 1], [0, 0.5, 0.5], [0, 0.5, 0.5]], [[0.5, 0, 0.5], [0.5, 0.5, 0], [0, 0.5, 0.5]])
+)
+
+
+def test_a_node_without_weight_for_itself_still_stands_on_its_own_noisy_step():
+    """It ends a radius away from a neighbour, on its own side. Nobody hears it in the first round."""
+    net = Changing(lambda round, step: HEARD if round else UNHEARD, n=3)
+    built = algorithm("dp-d-sgd", sigma=1.0, step_size=1e4, aggregation="clipped:1.0")
+
+    def side(value):
+        given = np.zeros((3, 4000))
+        given[0] = value
+        end = train(built, net, 0 * given, lambda round, x: given, rounds=1, noise_key=NoiseKey.of_seed(3))
+        return np.sign(end[0] - end[1]).mean()
+
+    assert abs(side(10.0) - side(0.0)) > 0.5
+    assert account(trace_possible(built, net, rounds=1), final_models="all").of(0).mu == pytest.approx(1.0)
+    assert account(trace_possible(built, net, rounds=2)).of(0).mu == pytest.approx(math.sqrt(2))
 
 
 @pytest.mark.parametrize("name", ["dp-d-sgd", "muffliato-sgd"])

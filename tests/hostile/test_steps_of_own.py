@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from sottovoce import Gossip, Independent, Rows, Unaccountable, account, metropolis, trace
+from sottovoce import Coordinate, Gossip, Independent, Rows, Unaccountable, account, algorithm, metropolis, trace
 from sottovoce.core.algorithm import Model
 from sottovoce.core.arrays import convert
 from sottovoce.core.compression import parse_compression
@@ -312,3 +312,12 @@ def test_a_run_whose_gradients_are_all_taken_at_one_point_is_accounted_for():
 def test_values_that_are_none_and_numbers_out_of_range_are_one_refusal(kind):
     with pytest.raises(Unaccountable, match=r"in place of nodes' values|use numbers between"):
         trace(kind(name="own", noise=Independent(2.0)), metropolis("ring:4"), rounds=2)
+
+
+def test_one_coordinate_of_several_is_no_account():
+    """What compression leaves out of it, it keeps of another."""
+    built = algorithm("dp-csgp", sigma=1.0, compression="rand:0.2")
+    alone = trace(built, metropolis("ring:4"), rounds=2, coordinate=Coordinate(0, 5))
+    with pytest.raises(Unaccountable):
+        account(alone)
+    assert account(trace_possible(built, metropolis("ring:4"), rounds=2)).mu == pytest.approx(math.sqrt(2))

@@ -511,6 +511,33 @@ class OnTheWayBack(Shared):
         return OnTheWayBack.apply(rows), in_dims[0]
 
 
+class Waiting(Shared):
+    """The same, in batches that are larger than any that is tried."""
+
+    @staticmethod
+    def vmap(info, in_dims, rows):
+        return Shared.vmap(info, in_dims, rows) if info.batch_size > 100 else (Waiting.apply(rows), in_dims[0])
+
+
+class WaitingOnTheWayBack(torch.autograd.Function):
+    """A rule that torch makes, of a gradient that has a rule of its own."""
+
+    generate_vmap_rule = True
+    forward, setup_context = Shared.forward, Shared.setup_context
+
+    @staticmethod
+    def backward(ctx, given):
+        return Waiting.apply(given)
+
+
+class Kept(WaitingOnTheWayBack):
+    """No rule but torch's."""
+
+    @staticmethod
+    def backward(ctx, given):
+        return 2 * given
+
+
 class Sharing(nn.Module):
     def __init__(self, function):
         super().__init__()
@@ -527,6 +554,15 @@ def test_examples_that_share_gradients_are_found_where_each_is_clipped(function)
         built.gradients("full", "per-example", 1.0)
     built.gradients("full", "whole-gradient", 1.0)
     made(Sharing(None)).gradients("full", "per-example", 1.0)
+
+
+@pytest.mark.parametrize("function", [Waiting, WaitingOnTheWayBack])
+def test_rules_that_may_wait_for_a_larger_batch_are_refused_where_each_is_clipped(function):
+    built = made(Sharing(function))
+    with pytest.raises(InputError, match="generate_vmap_rule"):
+        built.gradients("full", "per-example", 1.0)
+    built.gradients("full", "whole-gradient", 1.0)
+    made(Sharing(Kept)).gradients("full", "per-example", 1.0)
 
 
 def test_a_module_that_vmap_cannot_take_is_one_error():

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from sottovoce import Gossip, Independent, algorithm, metropolis, weigh
-from sottovoce.core.arrays import Rows, is_plain
+from sottovoce.core.algorithm import Model, Weighted
+from sottovoce.core.arrays import Rows, column, is_plain
 from sottovoce.core.compression import parse_compression
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.noise import CombinedNoise, NoNoise, Pairwise, ZeroSum
@@ -249,6 +250,78 @@ def test_noise_that_is_not_the_one_that_was_traced_is_not_sent(noise, monkeypatc
     with pytest.raises(Uncertified, match="noise"):
         played(Gossip(name="fading", noise=noise), dimension=2000)
     assert Counting.delivered <= HONEST + 1
+
+
+OTHER_FACTS = {
+    "noise": NoNoise(), "sensitivity": 1e-9, "step_size": 1e-9, "radius": 1e-9, "gossip_steps": 2, "averaging": True,
+    "compression": parse_compression("top:0.5"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherFacts(Gossip):
+    """From the third round on it tells the loop something else of itself than it did when it was traced."""
+
+    fact: str = ""
+
+    def local(self, state, grad, noise):
+        if is_plain(grad):
+            self.__dict__["calls"] = self.__dict__.get("calls", 0) + 1
+            if self.calls > HONEST:
+                object.__setattr__(self, self.fact, OTHER_FACTS[self.fact])
+        return Model(state.x - 0.3 * (grad + noise))
+
+
+@pytest.mark.parametrize("fact", OTHER_FACTS)
+def test_what_the_loop_asks_for_in_every_round_stays_what_it_was(fact):
+    """Also where there are too few parameters to tell the size of noise from what was drawn."""
+    with pytest.raises(Uncertified, match=f"in round {HONEST}"):
+        played(OtherFacts(name="other", noise=Independent(0.5), fact=fact), dimension=4)
+    assert Counting.delivered == HONEST
+
+
+class WithWeight(NamedTuple):
+    x: Rows
+    weight: Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Telling(Gossip):
+    """The public weight beside its message is moved by its gradient, which has no noise."""
+
+    by: float = 1.0
+
+    def init(self, x0):
+        return WithWeight(x0, column(np.ones(5), x0))
+
+    def local(self, state, grad, noise):
+        told = 1 + self.by * grad[:, :1] if is_plain(grad) else state.weight
+        return WithWeight(state.x - self.step_size * (grad + noise), told)
+
+    def message(self, state):
+        return Weighted(state.x, state.weight)
+
+    def absorb(self, state, mixed):
+        return WithWeight(mixed.value, mixed.weight)
+
+
+def test_public_weights_beside_messages_tell_nothing():
+    with pytest.raises(Uncertified, match="weight"):
+        played(Telling(name="telling", noise=Independent(0.5)))
+    assert Counting.delivered == 0
+    sent = []
+
+    class Listening(Counting):
+        def deliver(self, gossip_step, rows, weight, inputs):
+            sent.append(weight.copy())
+            return super().deliver(gossip_step, rows, weight, inputs)
+
+    built, transport = Telling(name="telling", noise=Independent(0.5), by=1e-9), Listening(5)
+    watch = Certificate(trace_all_maps(built, NET, rounds=2), built.name, transport.nodes, transport.local)
+    given = np.random.default_rng(0).standard_normal((5, D))
+    rounds = iterate_rounds(built, NET, 0 * given, lambda t, x: given, rounds=2, transport=transport, watch=watch)
+    assert len(list(rounds)) == len(sent) == 2
+    assert all((one == 1).all() for one in sent)
 
 
 def test_another_graph_than_was_traced_is_refused():
