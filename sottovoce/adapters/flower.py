@@ -50,9 +50,7 @@ def sottovoce_mod(
             (key, given), before = _model(message)
             round = _round(message)
             with Guard(agreed, site, Path(folder) / site, budget=budget, lineage=lineage) as guard:
-                guard.check(round)
-                _, after = _model(_answered(call_next, message, context))
-                noisy = guard.trained(round, before, after)
+                noisy = guard.trained(round, before, lambda _: _model(_answered(call_next, message, context))[1])
         except SottovoceError as refusal:
             return Message(Error(REFUSED, str(refusal)), reply_to=message)
         record = ArrayRecord({name: Array(noisy[name]) for name in given})

@@ -3,11 +3,11 @@
     with Guard("agreement.toml", "North", folder="north") as guard:
         for round in range(guard.rounds):
             model = receive()                                              # your own framework does
-            send(guard.trained(round, model, train(model)))
+            send(guard.trained(round, model, train))
 
-A round has one release. Whoever asks again for a round, after a crash or for another update, gets the bytes that were
-recorded for it: noise is never drawn a second time for a place. What comes back are whole multiples of a step, as real
-numbers: rounding is covered.
+`train` is given a copy, so what it does in place shows in the update and nowhere else. A round has one release. Whoever
+asks again for a round, after a crash or for another update, gets the bytes that were recorded for it: noise is never
+drawn a second time for a place. What comes back are whole multiples of a step, as real numbers: rounding is covered.
 
 Shapes: D numbers of an update.
 """
@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import lru_cache
@@ -35,7 +36,7 @@ from sottovoce.core.release import release_of
 from sottovoce.core.secret_source import SecretSource
 from sottovoce.distributed.sharded_rows import NodeShard, ShardedRows, as_sharded
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.federation.journal import Journal, RecordedInputs
+from sottovoce.federation.journal import KEPT_ROUNDS, Journal, RecordedInputs, RecordedStep
 from sottovoce.learning.clipping import Clipping, clip_rows
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.lineages import Budget, PlannedRun
@@ -58,6 +59,9 @@ from sottovoce.support.text import join_names
 
 Model: TypeAlias = Mapping[str, NDArray[Any]]
 """Parameters by name; or the difference between two models."""
+
+Train: TypeAlias = Callable[[Model], Model]
+"""The site's own training: from a model that it may change to the one after."""
 
 KEY, LEDGER, EVERYBODY = "site.key", "ledger.db", 0
 
@@ -125,35 +129,44 @@ class Guard:
         `aggregator` is the site to which the framework sends it, None for a server.
         """
         self.check(round, aggregator)
-        row = self._flat(update)
+        given = {name: np.asarray(part) for name, part in update.items()}
+        row = self._flat(given)
         with self._lock:
             released = self._released(round, row)
-        parts = np.split(released, np.cumsum([part.size for part in update.values()])[:-1])
+        parts = np.split(released, np.cumsum([part.size for part in given.values()])[:-1])
         return {
-            name: part.reshape(given.shape).astype(given.dtype)
-            for (name, given), part in zip(update.items(), parts, strict=True)
+            name: part.reshape(like.shape).astype(like.dtype)
+            for (name, like), part in zip(given.items(), parts, strict=True)
         }
 
     def trained(
-        self, round: int, before: Model, after: Model, *, aggregator: str | None = None
+        self, round: int, model: Model, train: Train, *, aggregator: str | None = None
     ) -> dict[str, NDArray[Any]]:
         """The model after training as it may leave the site: the one before, and the update with noise.
 
-        Whole numbers, such as counters of batches, stay as they were before.
+        The one before is copied first: trainers that work in place would change it, and it leaves as it is. Whole
+        numbers, such as counters of batches, stay as they were.
         """
-        if before.keys() != after.keys():
-            odd = join_names(sorted(before.keys() ^ after.keys()))
-            raise InputError(f"parameters {odd}", "the model has the same before and after training", "return them all")
-        moved = [name for name in before if np.issubdtype(np.asarray(before[name]).dtype, np.floating)]
-        update = {name: np.asarray(after[name]) - before[name] for name in moved}
-        noisy = self.release(round, update, aggregator=aggregator)
-        return {name: before[name] + noisy[name] if name in noisy else before[name] for name in before}
+        self.check(round, aggregator)
+        before = {name: np.array(part) for name, part in model.items()}
+        after = {name: np.asarray(part) for name, part in train(_copied(before)).items()}
+        if _shapes(before) != _shapes(after):
+            odd = [name for name, _ in (_shapes(before).items() ^ _shapes(after).items())]
+            raise InputError(
+                f"parameters {join_names(sorted(set(odd)))}", "the model has the same before and after training",
+                "return them all",
+            )  # fmt: skip
+        moved = [name for name in before if np.issubdtype(before[name].dtype, np.floating)]
+        noisy = self.release(round, {name: after[name] - before[name] for name in moved}, aggregator=aggregator)
+        return {name: part + noisy[name] if name in noisy else part for name, part in before.items()}
 
     def finish(self, *, loss: float, accuracy: float, seconds: float = 0.0) -> Path:
         """The run is over: what it did not release is given back, where that is proven; and its page is written.
 
         Loss and accuracy are those of the last model on rows of this site that were held out. They stay in its folder.
         """
+        if not math.isfinite(loss) or not math.isfinite(accuracy):
+            raise InputError(f"loss {loss} and accuracy {accuracy}", "they are numbers", "give those of another model")
         privacy, files, experiment = self.report.stated, self._files, self._accounted.experiment
         measured = {key: dict.fromkeys(("mean", "min", "max", "average"), value)
                     for key, value in (("loss", loss), ("accuracy", accuracy))}  # fmt: skip
@@ -183,7 +196,10 @@ class Guard:
 
     def _flat(self, update: Model) -> NDArray[Any]:
         """All numbers in one row; the parameters are those of the first round."""
-        shapes = {name: tuple(part.shape) for name, part in update.items()}
+        shapes = _shapes(update)
+        odd = next((f"{name} of {part.dtype}" for name, part in update.items() if part.dtype.kind not in "fiu"), None)
+        if odd is not None:
+            raise InputError(f"parameter {odd}", "an update has real numbers", "leave it out")
         if self._shapes is None:
             self._shapes = shapes
         if not shapes or shapes != self._shapes:
@@ -195,6 +211,9 @@ class Guard:
 
     def _released(self, round: int, row_D: NDArray[Any]) -> NDArray[Any]:
         run, place = self._accounted.run, Place(round, 0)
+        recorded = self._journal.replayed(place)
+        if recorded is not None:
+            return self._recorded(round, recorded, len(row_D))
         shard = NodeShard(tuple(np.array([node]) for node in range(run.topology.n)), self._node)
         start, mixing = ShardedRows(shard, torch.zeros(1, len(row_D), dtype=run.task.dtype)), run.topology.at(round, 0)
         clipping = Clipping("whole-gradient", self.agreement.bound)
@@ -206,13 +225,21 @@ class Guard:
         inputs = RecordedInputs(run.seed, source, clipped, start, self._journal)
         entering = release_of(run.algorithm).step(inputs.gradient(round, start), mixing, inputs, round)
         released: NDArray[Any] = as_sharded(entering.gradient).own[0].numpy()
-        if len(released) != len(row_D):
+        self._journal.before_send(place, {EVERYBODY: released.tobytes()})
+        return released
+
+    def _recorded(self, round: int, recorded: RecordedStep, numbers: int) -> NDArray[Any]:
+        """What a round released, as long as it is kept."""
+        if not recorded.sent:
             raise InputError(
-                f"round {round} was released with {len(released):,} numbers", f"this update has {len(row_D):,}",
+                f"round {round} was released long ago", f"the last {KEPT_ROUNDS} rounds are kept", "go on after it"
+            )
+        released = np.frombuffer(recorded.sent[EVERYBODY], dtype=self.agreement.precision)
+        if len(released) != numbers:
+            raise InputError(
+                f"round {round} was released with {len(released):,} numbers", f"this update has {numbers:,}",
                 "give the update of the model that the run began with",
             )  # fmt: skip
-        if self._journal.replayed(place) is None:
-            self._journal.before_send(place, {EVERYBODY: released.tobytes()})
         return released
 
     def _key(self) -> bytes:
@@ -265,6 +292,14 @@ class Guard:
         make_private_folder(files.folder)
         files.write_document(files.config, public_settings(experiment))
         files.write_document(files.privacy, report.document() | origin(experiment, run))
+
+
+def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
+    return {name: part.shape for name, part in model.items()}
+
+
+def _copied(model: Model) -> dict[str, NDArray[Any]]:
+    return {name: part.copy() for name, part in model.items()}
 
 
 class Accounted(NamedTuple):

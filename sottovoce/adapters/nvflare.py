@@ -66,14 +66,16 @@ class GuardedExecutor(Executor):  # type: ignore[misc]
         round, site = shareable.get_header(AppConstants.CURRENT_ROUND), fl_ctx.get_identity_name()
         aggregator, agreed = shareable.get_header(Constant.AGGREGATOR), read_site_agreement(self.agreement)
         budget = None if self.epsilon is None else Budget(self.epsilon, self.delta)
+
+        def train(before: Model) -> Model:
+            answer = self.trainer.execute(task_name, shareable, fl_ctx, abort_signal)
+            if answer.get_return_code(ReturnCode.OK) != ReturnCode.OK:
+                raise Unaccountable(f"the trainer failed in round {round}")
+            return _trained(before, answer)
+
         try:
             with Guard(agreed, site, Path(self.folder) / site, budget=budget, lineage=self.lineage) as guard:
-                guard.check(round, aggregator)
-                before = _weights(shareable)
-                answer = self.trainer.execute(task_name, shareable, fl_ctx, abort_signal)
-                if answer.get_return_code(ReturnCode.OK) != ReturnCode.OK:
-                    return make_reply(answer.get_return_code())
-                noisy = guard.trained(round, before, _trained(before, answer), aggregator=aggregator)
+                noisy = guard.trained(round, _weights(shareable), train, aggregator=aggregator)
         except SottovoceError as refusal:
             self.log_error(fl_ctx, f"{site} sends nothing in round {round}: {refusal}")
             return make_reply(ReturnCode.EXECUTION_RESULT_ERROR)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -25,7 +26,7 @@ from pydantic import Field
 
 from sottovoce.core.topologies import Topology, weigh
 from sottovoce.errors import InputError
-from sottovoce.learning.datasets import OF_ITS_OWN
+from sottovoce.learning.datasets import ELSEWHERE, OF_ITS_OWN
 from sottovoce.privacy.views import parse_view
 from sottovoce.support.config import (
     NAME,
@@ -44,14 +45,6 @@ from sottovoce.support.config import (
 )
 
 SERVER, IN_TURN = "server", "in turn"
-ELSEWHERE = {
-    "target": "label",
-    "columns": [
-        {"name": "label", "categories": ["no", "yes"]},
-        {"name": "value", "range": [0.0, 1.0]},
-    ],
-}
-"""Rows stay with the other framework: no figure about whole updates depends on what they are."""
 
 
 class SitePrivacy(Section):
@@ -160,6 +153,19 @@ def read_site_agreement(given: Agreed) -> SiteAgreement:
     sites, where = agreement.sites, str(path)
     if sites != sorted(set(sites)):
         raise InputError(f"{where}: sites {', '.join(sites)}", "each is named once, in sorted order", "sort them")
+    who = agreement.aggregators
+    known = set(who) <= set(sites) if isinstance(who, list) else re.fullmatch(f"{SERVER}|{IN_TURN}|coin:[0-9]+", who)
+    if not known:
+        raise InputError(
+            f"{where}: aggregators = {who!r}", f'known: "{SERVER}", "{IN_TURN}", "coin:7", or a list of sites',
+            "write one of them",
+        )  # fmt: skip
+    if any(site.isdecimal() for site in sites) or agreement.turns.names != tuple(sites):
+        raise InputError(
+            f"{where}: sites {', '.join(sites)}",
+            "names have no commas or two hyphens, and are no numbers: views and orders number sites from 0",
+            "write site-1, for example",
+        )  # fmt: skip
     if (agreement.privacy.epsilon is None) == (agreement.privacy.sigma is None):
         raise InputError(
             f"{where}: both or neither of privacy.epsilon and privacy.sigma", "exactly one decides the noise",
@@ -174,5 +180,4 @@ def read_site_agreement(given: Agreed) -> SiteAgreement:
             "what hides a site from others is the noise of all in one mean: no server, and nobody is missing",
             'leave out view and least, or use aggregators = "in turn"',
         )  # fmt: skip
-    agreement.turns  # noqa: B018  refuses aggregators that are no sites, and wrong weights
     return agreement

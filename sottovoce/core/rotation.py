@@ -106,7 +106,7 @@ def parse_rotation(source: Graph, kind: str) -> Rotation:
 
 
 def _number(source: Graph, node: str) -> int:
-    return source.names.index(node) if source.names is not None and node in source.names else int(node)
+    return int(node) if node.isdecimal() or source.names is None else source.names.index(node)
 
 
 def _check_reach(source: Graph, order: tuple[int, ...]) -> None:

@@ -36,6 +36,15 @@ FOLDER = "SOTTOVOCE_DATA"
 OF_ITS_OWN = "tables"
 """The partition in which every node holds the table of its name."""
 
+ELSEWHERE = {
+    "target": "label",
+    "columns": [
+        {"name": "label", "categories": ["no", "yes"]},
+        {"name": "value", "range": [0.0, 1.0]},
+    ],
+}
+"""Columns of rows that stay with another framework: no figure about whole updates depends on what they are."""
+
 NAMES_A_TABLE = "table:"
 """How settings name a table of the user's own, or a folder of them."""
 

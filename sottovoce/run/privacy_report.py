@@ -20,6 +20,7 @@ from sottovoce.core.grid import released_step
 from sottovoce.core.noise import CombinedNoise, Noise, NoNoise, PerNode, ZeroSum
 from sottovoce.core.random_streams import public_seed
 from sottovoce.errors import InputError, Unaccountable
+from sottovoce.learning.datasets import ELSEWHERE
 from sottovoce.privacy import views
 from sottovoce.privacy.accountant import Account
 from sottovoce.privacy.amplification import better_figure, sampled_loss
@@ -49,6 +50,9 @@ from sottovoce.tracing.certificate import what_is_checked
 STAGES = 20
 """At so many rounds at most epsilon is reported."""
 
+NOT_COMPARED = "no round was compared with the trace: another framework trained, and only what the site sent is known"
+"""What is said of rounds that are played elsewhere."""
+
 LARGEST, STAGE_NODE_ROUNDS = 20_000_000, 2_000_000
 """Of larger runs, in nodes times rounds, epsilon is told for the end only. Where several adversaries are asked, so many
 accounts are made in all, or more while adversaries times nodes times rounds of all of them are within the second."""
@@ -61,7 +65,8 @@ class PrivacyReport:
     `sampled` is the figure that counts on batches drawn by chance. `attackers` says which nodes were taken as
     adversaries; `convexity` which check established that local steps are non-expansive, or why none did.
     `final_models` are those that every adversary of the headline sees; of single nodes there are figures with and
-    without them. Epsilon is told after every few rounds, as metrics are: `every`.
+    without them. Epsilon is told after every few rounds, as metrics are: `every`. Rounds are `compared` with the trace
+    where this package plays them.
     """
 
     accountant: RunAccountant
@@ -73,6 +78,7 @@ class PrivacyReport:
     refusals: tuple[str, ...]
     final_models: FinalModels = FinalModels.NONE
     every: int = 10
+    compared: bool = True
 
     @cached_property
     def headline(self) -> PrivacyFigure:
@@ -246,8 +252,8 @@ class PrivacyReport:
             not_covered=tuple(NotCovered), covers=self.coverage, and_final_models=self.final_models, loss=self.loss,
             over_rounds=self.over_rounds(),
             sampled=None if self.sampled is None else _as_named(self.sampled), convexity=self.convexity,
-            certificate=what_is_checked(run.algorithm.compression, run.rounds), refusals=self.refusals,
-            attackers=self.attackers, stored_views=self.views,
+            certificate=what_is_checked(run.algorithm.compression, run.rounds) if self.compared else NOT_COMPARED,
+            refusals=self.refusals, attackers=self.attackers, stored_views=self.views,
         )  # fmt: skip
 
 
@@ -319,10 +325,11 @@ def report_privacy(
 def report_wanted(accountant: RunAccountant, experiment: Experiment) -> PrivacyReport:
     """Account for a run as its settings ask for it."""
     wanted = experiment.privacy
-    return report_privacy(
+    found = report_privacy(
         accountant, delta=wanted.delta, attackers=wanted.attackers, target=wanted.view,
         final_models=wanted.and_final_models, every=experiment.metrics.every,
     )  # fmt: skip
+    return replace(found, compared=experiment.data.columns != ELSEWHERE)
 
 
 def stated_again(accountant: RunAccountant, experiment: Experiment) -> Document:

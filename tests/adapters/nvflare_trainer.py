@@ -26,10 +26,13 @@ class Trainer(Executor):
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         model, site = from_shareable(shareable).data, int(fl_ctx.get_identity_name()[-1]) - 1
         new = trained(model, *rows_of(site, 3)[0])
+        before = {name: part.copy() for name, part in model.items()}
+        for name, part in model.items():  # in place, as trainers of NVFlare do
+            part[...] = new[name]
         meta = {MetaKey.NUM_STEPS_CURRENT_ROUND: 17 * (site + 1), MetaKey.INITIAL_METRICS: 0.123}
         if self.as_difference:
-            return DXO(DataKind.WEIGHT_DIFF, {name: new[name] - model[name] for name in new}, meta).to_shareable()
-        return DXO(DataKind.WEIGHTS, new, meta).to_shareable()
+            return DXO(DataKind.WEIGHT_DIFF, {name: new[name] - before[name] for name in new}, meta).to_shareable()
+        return DXO(DataKind.WEIGHTS, model, meta).to_shareable()
 
 
 class Models(ModelPersistor):

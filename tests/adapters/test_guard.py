@@ -142,9 +142,85 @@ def test_whole_numbers_stay_and_parameters_must_not_change(agreement, tmp_path):
     before = {**update(0.0), "batches": np.array(3)}
     after = {**update(1.0), "batches": np.array(9)}
     with Guard(agreement(), "Hill", tmp_path / "hill") as guard:
-        sent = guard.trained(0, before, after)
+        sent = guard.trained(0, before, lambda _: after)
         assert sent.keys() == before.keys()
         assert sent["batches"] == 3
         for other in ({"w": after["w"]}, update(1.0, numbers=10_000) | {"batches": np.array(1)}):
-            with pytest.raises((InputError, ValueError)):
-                guard.trained(1, before, other)
+            with pytest.raises(InputError):
+                guard.trained(1, before, lambda _, other=other: other)
+        with pytest.raises(Unaccountable):
+            guard.trained(6, before, lambda _: pytest.fail("trained for a round that is over"))
+        for odd in (np.ones(7, dtype=complex), np.array(["row"] * 7)):
+            with pytest.raises(InputError):
+                guard.release(1, update(0.0) | {"b": odd})
+        assert guard.release(1, {"w": update(0.0)["w"], "b": [0.0] * 7})["b"].shape == (7,)
+
+
+def test_trainers_that_work_in_place_are_clipped_as_all_others(agreement, tmp_path):
+    """The model and the one after training are the same arrays; also where training never looks at what it is given."""
+    model = update(0.0)
+
+    def given(model):
+        model["w"] += 100.0
+        return model
+
+    def own(_):
+        model["w"] += 100.0
+        return {name: part.copy() for name, part in model.items()}
+
+    with Guard(agreement(privacy="sigma = 0.001"), "Hill", tmp_path / "hill") as guard:
+        for round, train in enumerate((given, own)):
+            model["w"][:] = 0.0
+            assert np.linalg.norm(flat(guard.trained(round, model, train))) < 0.55
+
+
+def test_a_release_comes_back_after_later_ones(agreement, tmp_path):
+    long = agreement().read_text().replace("rounds = 6", "rounds = 40")
+    (tmp_path / "agreement.toml").write_text(long)
+    with Guard(tmp_path / "agreement.toml", "Hill", tmp_path / "hill") as guard:
+        first = flat(guard.release(0, update(1.0)))
+        for round in range(1, 4):
+            guard.release(round, update(1.0))
+        assert np.array_equal(first, flat(guard.release(0, update(-1.0))))
+        with pytest.raises(InputError):
+            guard.release(0, {"w": np.zeros(3)} | {"b": np.zeros(7)})
+        for round in range(4, 40):
+            guard.release(round, update(1.0))
+        with pytest.raises(InputError):  # its bytes are gone, and are not drawn again
+            guard.release(0, update(1.0))
+
+
+def test_nothing_is_said_to_be_compared_that_another_framework_played(agreement, tmp_path):
+    with Guard(agreement(), "Hill", tmp_path / "hill") as guard:
+        guard.release(0, update(1.0))
+        for wrong in (np.nan, np.inf):
+            with pytest.raises(InputError):
+                guard.finish(loss=wrong, accuracy=0.5)
+        guard.finish(loss=0.4, accuracy=0.9)
+    (folder,) = (tmp_path / "hill" / "runs").iterdir()
+    stated = json.loads((folder / "privacy.json").read_text())["certificate"]
+    assert "checked" not in stated
+    assert "checked in all" not in (folder / "report.html").read_text()
+    (run,) = read_checked_runs([folder])
+    assert run.check.findings == []
+
+
+@pytest.mark.parametrize(
+    ("sites", "aggregators"),
+    [
+        (["0", "1", "10", "2"], ["2"]),  # graphs number such nodes by size: another site than 2 would aggregate
+        (["1", "2", "3"], ["1"]),  # node:1 is the second site
+        (["A", "B,A--C,B--C"], "in turn"),
+        (["A", "B", "C"], "coin:7,shares=1:1:5"),  # weights that the mean would not have
+        (["A", "B", "C"], ["A", "B,least=1"]),
+        (["A", "B", "C"], ["0"]),
+    ],
+)
+def test_sites_and_aggregators_mean_what_they_say(tmp_path, sites, aggregators):
+    path = tmp_path / "agreement.toml"
+    path.write_text(
+        f'name = "turns"\nsites = {json.dumps(sites)}\nrounds = 6\nbound = 1.0\n'
+        f'aggregators = {json.dumps(aggregators)}\n[privacy]\nsigma = 1.0\nview = "coalition:any-1"\n'
+    )
+    with pytest.raises(InputError):
+        Guard(path, sites[0], tmp_path / "guard")

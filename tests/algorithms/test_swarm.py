@@ -127,6 +127,7 @@ def test_orders():
     assert coin == who("rotating,order=coin:7", 200) != who("rotating,order=coin:8", 200)
     assert min(np.bincount(coin)) > 20
     assert who("rotating,order=North--Hill", 2, "edges:Hill--Mercy,Hill--North,Mercy--North") == [2, 0]
+    assert who("rotating,order=1", 2, "edges:1--2,1--3,2--3") == [1, 1]  # node:1, as in views: a number is no name
 
 
 def test_a_server_that_is_no_victim_sees_everything():
