@@ -132,7 +132,10 @@ def audit(
     show_findings(folder.findings)
     if judgement is not None:
         place = out or run / "claim.html"
-        write_claim_page(place, judgement, title=title, settings=_facts_of(opened), commands=_again(run, judgement))
+        write_claim_page(
+            place, judgement, title=title, settings=_facts_of(opened), commands=_again(run, judgement),
+            findings=folder.findings,
+        )  # fmt: skip
         print_sentences(judgement.notes())
     answer(document, found.table(), *found.notes())
     if found.exit_code:

@@ -9,6 +9,7 @@ from typer import Argument, Exit, Option
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Code, Data, Json, Track, Yes, check_one_form
 from sottovoce.cli.output import Table, answer, print_line, print_remark, show_findings, verbosity
+from sottovoce.cli.printed_figures import changed_data
 from sottovoce.cli.progress import activity
 from sottovoce.errors import InputError
 from sottovoce.privacy.rounding import round_up
@@ -74,7 +75,7 @@ def compare(
         print_line(csv_text(trade_offs).rstrip("\n"))
     else:
         averaged = final_average_text(run.experiment.metrics.final_rounds for run in found)
-        answer(document, _table(found), *([f"Test figures: {averaged}."] if averaged else []))
+        answer(document, _table(found), *([f"Test figures: {averaged}."] if averaged else []), *_unlike(found))
     if drawn:
         print_remark(f"Figures: {', '.join(map(str, drawn))}")
     if left_out:
@@ -194,6 +195,18 @@ def _table(runs: "list[RunDocuments]") -> Table:
         ])  # fmt: skip
         table += _baseline_rows(run.name, run.baselines, len(table[0]))
     return table
+
+
+def _unlike(runs: "list[RunDocuments]") -> list[str]:
+    """At which delta and about what each epsilon is, where that is not the same for all."""
+    promises: dict[str, list[str]] = {}
+    for run in runs:
+        privacy = run.privacy
+        if math.isfinite(privacy.headline.epsilon):
+            about = f"delta {privacy.delta:g}, {changed_data(privacy.adjacency, privacy.headline.change)}"
+            promises.setdefault(about, []).append(run.name)
+    each = "; ".join(f"{about}: {', '.join(names)}" for about, names in promises.items())
+    return [f"Epsilons are about different things. {each}."] if len(promises) > 1 else []
 
 
 def _baseline_rows(name: str, baselines: "Document | None", width: int) -> Table:

@@ -42,6 +42,8 @@ def demo(
             print_remark(f"{_title(one)}: it holds {one.privacy.covers}.")
         if math.isfinite(one.privacy.headline.epsilon):
             print_remark(f"{_title(one)}: rounding is covered by {_covering_rounding(one)}.")
+    for note in found.notes:
+        print_remark(note)
     print_remark(f"Page: {found.page}")
     print_remark("Three things to try:")
     for line in commands:

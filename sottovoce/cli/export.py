@@ -41,6 +41,8 @@ def export(
         "folder": str(found.folder),
     }
     answer(found.document(), facts(shown))
+    if found.scores is not None:
+        print_remark("Not checked: held-out figures, which result.json of the run states (sotto audit compares them).")
     if not found.covered:
         print_remark("No privacy figure covers this model: do not hand it on where its training rows are private.")
 

@@ -48,7 +48,8 @@ def paper(
             how = Making(out=out, full=full, seeds=seeds, data=data, jobs=jobs, progress=work.tell)
             made.append(make(name, number, how))
         if not as_json:
-            print_sentences([f"{name} {number}: {wanted[number].shows}.", *(f"  {one}" for one in made[-1].findings)])
+            found = (*made[-1].findings, *made[-1].notes)
+            print_sentences([f"{name} {number}: {wanted[number].shows}.", *(f"  {one}" for one in found)])
             print_remark(f"  {made[-1].files[-1]}")
     answer({"made": [one.document() for one in made], "not_run": skipped}, [])
     print_sentences(f"{name} {number}: not run here: {reason}." for number, reason in skipped.items())

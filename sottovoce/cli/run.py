@@ -120,13 +120,6 @@ class Execution:
     trackers: list[str]
     baselines: bool
 
-    def finished(self, runs: "list[SweepRun]") -> list[Path]:
-        """The folders of those runs that are finished, and will only be read."""
-        from sottovoce.run.layout import RunFiles
-
-        folders = [self.out / run.experiment.name for run in runs]
-        return [folder for folder in folders if RunFiles(folder).result.is_file()]
-
 
 @dataclass(frozen=True)
 class RunPlan:
@@ -247,16 +240,6 @@ def _what_is_kept(folder: Path) -> str:
     return "no round was played: start the run again."
 
 
-def _note_read(folders: list[Path]) -> None:
-    """Say of figures of a sweep that were read how far they were checked: a folder may be from somebody else."""
-    if folders:
-        which = str(folders[0]) if len(folders) == 1 else f"{len(folders)} runs"
-        print_remark(
-            f"Finished before, and only read: {which}. Guarantees were computed again where the data is here; what "
-            "models decide was not checked: sotto audit does that."
-        )
-
-
 def _spent_text(folder: Path) -> Callable[[int], str]:
     """What has been spent after so many rounds, for the line of progress; a run writes its guarantees before them."""
 
@@ -336,10 +319,11 @@ def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution, shard: "Shard | 
     """Carry out all runs, or a part of them; once all are there, write the page of results, and print its table."""
     from sottovoce.report.sweep_report import write_results
     from sottovoce.run.run_documents import final_average_text
-    from sottovoce.run.sweep import run_experiments, sweep_rows
+    from sottovoce.run.sweep import finished_before, only_read, run_experiments, sweep_rows
 
-    name, about, before = plan.name, plan.runs[0].experiment.about, how.finished(plan.runs)
+    name, about = plan.name, plan.runs[0].experiment.about
     runs, resume = (plan.runs, how.resume) if shard is None else (shard.of(plan.runs), True)
+    before = finished_before(runs, how.out)
     with activity(name) as work:
         finished = run_experiments(runs, how.out, data=how.data, resume=resume, jobs=jobs, progress=work.tell)
     if how.baselines:
@@ -354,7 +338,9 @@ def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution, shard: "Shard | 
             answer({"name": name, **part}, facts(part))
             return
         finished = shard.merged(plan.runs, how.out, how.out / name, how.data)
-    page = write_results(how.out / name, name, about, finished, plan.command)
+        before += finished_before([run for run in plan.runs if run not in runs], how.out)
+    notes = only_read(before)
+    page = write_results(how.out / name, name, about, finished, plan.command, notes)
     rows = sweep_rows(finished)
     if how.trackers:
         from sottovoce.report.page import read_checked_runs
@@ -372,7 +358,8 @@ def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution, shard: "Shard | 
     averaged = final_average_text(run.experiment.metrics.final_rounds for run in plan.runs)
     answer(answered, _table(rows), *([f"Test figures: {averaged}."] if averaged else []))
     print_remark(f"Page: {' and '.join(str(answered[key]) for key in ('page', 'attacks') if key in answered)}")
-    _note_read(before)
+    for note in notes:
+        print_remark(note)
 
 
 def _facts(run: "RunDocuments") -> Table:

@@ -23,7 +23,7 @@ from sottovoce.run.finished_run import open_run
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.protocol import topology_of
-from sottovoce.run.sweep import FinishedSweepRun, SweepRun, expand_sweep, run_experiments
+from sottovoce.run.sweep import FinishedSweepRun, SweepRun, expand_sweep, finished_before, only_read, run_experiments
 from sottovoce.support.config import Document, apply_overrides, read_settings_file
 from sottovoce.support.files import check_folder
 from sottovoce.support.processes import map_in_processes
@@ -89,10 +89,11 @@ class DemonstratedRun:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """All runs, and the page about them."""
+    """All runs, and the page about them; `notes` say of runs that were only read how far they were checked."""
 
     page: Path
     runs: tuple[DemonstratedRun, ...]
+    notes: tuple[str, ...] = ()
 
 
 def demonstrate(
@@ -105,7 +106,7 @@ def demonstrate(
     check_attacks(document, runs)
     if all(_is_finished(run, out) for run in runs):
         jobs = 1  # processes of their own would take longer to start than there is to read
-    found: dict[str, DemonstratedRun] = {}
+    notes, found = only_read(finished_before(runs, out)), dict[str, DemonstratedRun]()
     with show("training, accounting and attacks") as work:
         for run, shown in map_in_processes(partial(_show, out=out), runs, jobs):
             found[run.experiment.name] = shown
@@ -115,7 +116,7 @@ def demonstrate(
     shown_runs = tuple(found[run.experiment.name] for run in runs)
     with show("page"):
         page = write_page(out / str(document["name"]) / "report.html", [one.folder for one in shown_runs])
-    return Demonstration(page, shown_runs)
+    return Demonstration(page, shown_runs, tuple(notes))
 
 
 def _is_finished(run: SweepRun, out: Path) -> bool:

@@ -7,13 +7,17 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
+from io import StringIO
 from pathlib import Path
 
 from sottovoce._version import __version__
 from sottovoce.report.figures import Line
 from sottovoce.support.config import Document
-from sottovoce.support.files import write_text
+from sottovoce.support.files import is_signed, read_text, sign, write_text
 from sottovoce.support.text import csv_text
+
+SIGNATURE = "signature,"
+"""Begins the last line of a file of cells."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +60,31 @@ def lines_of(cells: Iterable[Cell]) -> list[Line]:
 
 
 def kept(folder: Path, name: str, settings: Document, compute: Callable[[], list[Cell]]) -> list[Cell]:
-    """The cells that an earlier command of the same version and settings left in a folder, or else computed anew."""
+    """The cells that an earlier command of the same version and settings left in a folder, or else computed anew.
+
+    A file that this user has not signed is computed anew: somebody else made it, or it was edited.
+    """
     told = blake2b(json.dumps([__version__, settings], sort_keys=True).encode(), digest_size=8).hexdigest()
     file = folder / f"{name.replace('/', ',')},{told}.csv"
-    if not file.is_file():
+    body = _signed(file)
+    if body is None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(file, csv_text([asdict(one) for one in compute()]))
-    with file.open(newline="") as text:
-        return [_read(row) for row in csv.DictReader(text)]
+        body = csv_text([asdict(one) for one in compute()])
+        write_text(file, f"{body}{SIGNATURE}{sign(_content(file, body))}\n")
+    return [_read(row) for row in csv.DictReader(StringIO(body))]
+
+
+def _signed(file: Path) -> str | None:
+    """The cells in a file, without the signature; None where it is not there, or not this user's."""
+    if not file.exists():
+        return None
+    text = read_text(file, "cells are stored as CSV", "remove it: it is computed anew")
+    body, _, signature = text.rpartition(SIGNATURE)
+    return body if is_signed(_content(file, body), signature.strip()) else None
+
+
+def _content(file: Path, body: str) -> bytes:
+    return f"cells {file.name}\n{body}".encode()
 
 
 def _read(row: dict[str, str]) -> Cell:

@@ -20,7 +20,7 @@ from sottovoce.papers.cells import Cell, kept, lines_of
 from sottovoce.papers.training import axis_names, training_lines
 from sottovoce.report.figure_files import Format, write_figures
 from sottovoce.report.figures import Line, panels
-from sottovoce.run.sweep import SweepRun, expand_sweep, run_experiments, sweep_rows
+from sottovoce.run.sweep import SweepRun, expand_sweep, finished_before, only_read, run_experiments, sweep_rows
 from sottovoce.support.config import Document
 from sottovoce.support.files import check_folder, write_text
 from sottovoce.support.progress import Progress
@@ -49,13 +49,17 @@ class Finding:
 
 @dataclass(frozen=True)
 class Made:
-    """A figure that was made: its lines, what was found, what holds first, and the files."""
+    """A figure that was made: its lines, what was found, what holds first, and the files.
+
+    `notes` say of runs that an earlier command had finished how far they were checked.
+    """
 
     paper: str
     name: str
     lines: tuple[Line, ...]
     findings: tuple[Finding, ...]
     files: tuple[Path, ...]
+    notes: tuple[str, ...] = ()
 
     def document(self) -> Document:
         """As JSON."""
@@ -63,7 +67,8 @@ class Made:
             {"claim": str(one), "value": one.value if math.isfinite(one.value) else None, "holds": one.holds}
             for one in self.findings
         ]
-        return {"paper": self.paper, "figure": self.name, "findings": found, "files": list(map(str, self.files))}
+        files, notes = list(map(str, self.files)), list(self.notes)
+        return {"paper": self.paper, "figure": self.name, "findings": found, "files": files, "notes": notes}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +91,7 @@ def make(paper: str, name: str, how: Making) -> Made:
         raise Unaccountable(f"{paper} {name} is not made here: {figure.not_run}")
     sweep = f"{paper}-{figure.runs_of or name}{'-full' if how.full else ''}"
     document = {"name": sweep, **figure.settings(full=how.full, seeds=how.seeds)}
+    notes = only_read(finished_before(expand_sweep(document), how.out)) if isinstance(figure.drawn, Training) else []
     lines, x, y = _drawn(figure, document, how)
     found = sorted((Finding(claim, value_of(claim, lines)) for claim in figure.claims), key=lambda one: not one.holds)
     folder, log_y = how.out / sweep, figure.training is None and (figure.accounts is None or figure.accounts.log_y)
@@ -93,8 +99,8 @@ def make(paper: str, name: str, how: Making) -> Made:
     files = write_figures(folder, drawings, (Format.SVG, Format.PDF))
     numbers, verdict = folder / f"{stem}.csv", folder / f"{stem}.md"
     write_text(numbers, csv_text(_rows(lines)))
-    write_text(verdict, _verdict(paper, name, figure, found, how))
-    return Made(paper, name, tuple(lines), tuple(found), (*files, numbers, verdict))
+    write_text(verdict, _verdict(paper, name, figure, found, how, notes))
+    return Made(paper, name, tuple(lines), tuple(found), (*files, numbers, verdict), tuple(notes))
 
 
 def _drawn(figure: PaperFigure, document: Document, how: Making) -> tuple[list[Line], str, str]:
@@ -160,7 +166,9 @@ def _rows(lines: Sequence[Line]) -> list[Document]:
     ]
 
 
-def _verdict(paper: str, name: str, figure: PaperFigure, found: Sequence[Finding], how: Making) -> str:
+def _verdict(
+    paper: str, name: str, figure: PaperFigure, found: Sequence[Finding], how: Making, notes: Sequence[str]
+) -> str:
     """What was found, what holds first, and how to make it again."""
     about = papers()[paper]
     more = (" --full" if how.full else "") + (f" --seeds {how.seeds}" if how.seeds is not None else "")
@@ -170,4 +178,5 @@ def _verdict(paper: str, name: str, figure: PaperFigure, found: Sequence[Finding
     if found:
         held = sum(one.holds for one in found)
         parts += [f"{held} of {len(found)} claims hold.", "\n".join(f"- {one}." for one in found)]
+    parts += notes
     return "\n\n".join([*parts, f"Made by sottovoce {__version__}: `sotto paper {paper} {name}{more}`", ""])

@@ -16,14 +16,22 @@ TITLE = "A claim, checked"
 
 
 def write_claim_page(
-    place: Path, judgement: Judgement, *, title: str | None, settings: Mapping[str, str], commands: Sequence[str]
+    place: Path,
+    judgement: Judgement,
+    *,
+    title: str | None,
+    settings: Mapping[str, str],
+    commands: Sequence[str],
+    findings: Sequence[str] = (),
 ) -> None:
     """Write the page; it holds no script, and asks nobody for anything."""
-    write_text(check_writable(place), claim_page(judgement, title or TITLE, settings, commands))
+    write_text(check_writable(place), claim_page(judgement, title or TITLE, settings, commands, findings))
 
 
-def claim_page(judgement: Judgement, title: str, settings: Mapping[str, str], commands: Sequence[str]) -> str:
-    """The page as text: the outcome first."""
+def claim_page(
+    judgement: Judgement, title: str, settings: Mapping[str, str], commands: Sequence[str], findings: Sequence[str] = ()
+) -> str:
+    """The page as text: what speaks against the run's folder, if anything does, and then the outcome."""
     claim, least, most = judgement.claim, judgement.least, judgement.most
     claimed = {
         "epsilon": f"{claim.epsilon:g}", "delta": f"{claim.delta:g}", "adjacency": claim.adjacency,
@@ -34,7 +42,11 @@ def claim_page(judgement: Judgement, title: str, settings: Mapping[str, str], co
         "at most": "nothing is proven" if most is None else f"{round_up(most)}",
     }
     parts = [
-        f"<h1>{html.escape(title)}</h1>", f'<p id="outcome"><b>{html.escape(judgement.sentence)}</b></p>',
+        f"<h1>{html.escape(title)}</h1>",
+        *(f"<p><b>Finding: {html.escape(one)}</b></p>" for one in findings),
+        *(["<p>The folder contradicts itself: what follows is about its settings, and not about a run.</p>"]
+          if findings else []),
+        f'<p id="outcome"><b>{html.escape(judgement.sentence)}</b></p>',
         _table("What is claimed", claimed), _table("What is so: epsilon at this delta", found),
         _table("Settings", settings), "<h2>How to repeat it</h2>",
         *(f"<p><code>{html.escape(command)}</code></p>" for command in commands),

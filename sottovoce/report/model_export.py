@@ -223,7 +223,8 @@ def _privacy(found: FinalModel) -> list[str]:
         return [UNCOVERED, *stated, "Not covered in any case:", left_out]
     return [
         headline_sentence(privacy, names),
-        *(f"Of all runs, {name}: {text}." for name, text in spent_text(found.run.result).items()),
+        *(f"Of all runs, as `result.json` of the run states, {name}: {text}. That was not checked."
+          for name, text in spent_text(found.run.result).items()),
         f"{privacy.headline.final_models.sentence}: the figure counts this model as handed on.",
         "It assumes:", "\n".join(f"- {one.sentence}" for one in privacy.headline.assumptions),
         "Not covered:", left_out,

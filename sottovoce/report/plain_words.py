@@ -143,7 +143,10 @@ def _learnable(privacy: PrivacyDocument, who: Parties) -> list[str]:
 def _in_all(run: RunDocuments) -> list[str]:
     """What other runs on the same records add, where a ledger knew them."""
     found = spent_text(run.result).items()
-    return [f"That is of this run alone. Until its end, {name}: {text}." for name, text in found]
+    return [
+        f"That is of this run alone. Until its end, {name}: {text}. So its ledger said; that was not checked."
+        for name, text in found
+    ]
 
 
 def _symbols(delta: float) -> str:

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from sottovoce.privacy.rounding import round_up
+from sottovoce.privacy.views import read_view
 from sottovoce.report.figure_files import write_figures
 from sottovoce.report.figures import Figure, Line, over_seeds, panels
-from sottovoce.report.wording import deviation_text
+from sottovoce.report.wording import adversary, deviation_text
 from sottovoce.run.run_documents import LESS_IS_BETTER, final_rounds_text
 from sottovoce.run.sweep import FinishedSweepRun, SweepRow, last_word, sweep_rows
 from sottovoce.support.config import About, Document
@@ -25,8 +26,15 @@ CHANGES = {"replace": "replaced by another", "zero-out": "made to count as nothi
 OVER = {"rounds": lambda line: line["round"], "megabytes sent": lambda line: line["bytes"] / 1e6}
 
 
-def write_results(folder: Path, name: str, about: About, finished: Sequence[FinishedSweepRun], command: str) -> Path:
-    """`results.md`, `results.json`, `results.csv` and the figures in a folder; returns the page."""
+def write_results(
+    folder: Path,
+    name: str,
+    about: About,
+    finished: Sequence[FinishedSweepRun],
+    command: str,
+    notes: Sequence[str] = (),
+) -> Path:
+    """`results.md`, `results.json`, `results.csv` and the figures in a folder; returns the page. `notes` end it."""
     rows = sweep_rows(finished)
     figures = charts(rows)
     write_figures(folder, figures)
@@ -35,7 +43,7 @@ def write_results(folder: Path, name: str, about: About, finished: Sequence[Fini
     write_text(folder / "results.csv", csv_text(documents))
     page = folder / "results.md"
     for_nodes = sweep_rows(finished, "mean") if any(row.tuned for row in rows) else []
-    write_text(page, markdown(name, about, rows, for_nodes, figures, command))
+    write_text(page, markdown(name, about, rows, for_nodes, figures, command) + "".join(f"\n{one}\n" for one in notes))
     return page
 
 
@@ -119,10 +127,23 @@ def _protected(rows: Sequence[SweepRow]) -> str:
     runs = [run for row in rows if row.epsilon not in (None, math.inf) for run in row.runs]
     if not runs:
         return "No epsilon is proven for any of these runs."
-    what = {"a node's data" if run.run.experiment.privacy.adjacency == "user" else "one record" for run in runs}
-    changes = {CHANGES.get(run.result["headline"].get("change"), "") for run in runs} - {""}
-    about = f", about {' or '.join(sorted(what))} {' or '.join(sorted(changes))}" if changes else ""
-    return f"Epsilon is proven for whoever hears every message, at delta {runs[0].result['delta']:g}{about}."
+    promised: dict[str, list[str]] = {}
+    for row in rows:
+        for promise in dict.fromkeys(_promise(run) for run in row.runs if run in runs):
+            promised.setdefault(promise, []).append(row.label)
+    if len(promised) == 1:
+        return f"Epsilon is proven {next(iter(promised))}."
+    each = (f"{promise}: {', '.join(labels)}" for promise, labels in promised.items())
+    return f"Epsilons are proven for different things. {'; '.join(each)}."
+
+
+def _promise(run: FinishedSweepRun) -> str:
+    """Against whom, at which delta and about what an epsilon is proven."""
+    headline = run.result["headline"]
+    what = "a node's data" if run.run.experiment.privacy.adjacency == "user" else "one record"
+    change = CHANGES.get(headline.get("change"), "")
+    about = f", about {what} {change}" if change else ""
+    return f"for {adversary(read_view(headline['view']))}, at delta {run.result['delta']:g}{about}"
 
 
 def epsilon_text(epsilon: float | None) -> str:

@@ -19,7 +19,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -189,11 +189,45 @@ def _attempt(experiment: Experiment, out: Path, data: Path | None, resume: bool)
     try:
         return run_experiment(experiment, folder, data=data, resume=resume)
     except Diverged as error:
-        privacy = RunFiles(folder).document(RunFiles(folder).privacy) or {}
-        return {
-            "name": experiment.name, "diverged": error.found, "headline": privacy.get("headline"),
-            "sigma": privacy.get("sigma"), "delta": experiment.privacy.delta, "seconds": 0.0,
-        }  # fmt: skip
+        return _diverged(experiment, error.found, RunFiles(folder).document(RunFiles(folder).privacy) or {})
+
+
+def _diverged(experiment: Experiment, why: str, privacy: Document) -> Document:
+    return {
+        "name": experiment.name, "diverged": why, "headline": privacy.get("headline"),
+        "sigma": privacy.get("sigma"), "delta": experiment.privacy.delta, "seconds": 0.0,
+    }  # fmt: skip
+
+
+def _noted(experiment: Experiment, why: str, data: Path | None) -> Document:
+    """The result of a run that diverged elsewhere: what its settings prove, and why it did, as a note says."""
+    from sottovoce.run.build import build_accountant, with_table_facts
+    from sottovoce.run.privacy_report import stated_again
+
+    experiment = with_table_facts(experiment, data)
+    return _diverged(experiment, why, stated_again(build_accountant(experiment, data), experiment))
+
+
+def _has_stopped(folder: Path) -> bool:
+    """Whether a run has begun and has no result."""
+    return RunFiles(folder).metrics.exists() and not RunFiles(folder).result.exists()
+
+
+def finished_before(runs: Sequence[SweepRun], out: Path) -> list[Path]:
+    """The folders of those runs that are finished, and will only be read."""
+    folders = [out / run.experiment.name for run in runs]
+    return [folder for folder in folders if RunFiles(folder).result.is_file()]
+
+
+def only_read(folders: Sequence[Path]) -> list[str]:
+    """How far figures of a sweep that were read were checked: a folder may be from somebody else."""
+    if not folders:
+        return []
+    which = str(folders[0]) if len(folders) == 1 else f"{len(folders)} runs"
+    return [
+        f"Finished before, and only read: {which}. Guarantees were computed again where the data is here; what "
+        "models decide was not checked: sotto audit does that."
+    ]
 
 
 @dataclass(frozen=True)
@@ -209,28 +243,39 @@ class Shard:
 
     def end(self, sweep: Path, finished: Sequence[FinishedSweepRun]) -> list[int]:
         """Note that this part has ended, and which of its runs diverged; returns the parts that have not ended."""
-        diverged = [one.result for one in finished if one.diverged]
+        diverged = {one.run.experiment.name: one.result["diverged"] for one in finished if one.diverged}
         self._file(sweep, self.number).parent.mkdir(parents=True, exist_ok=True)
         write_text(self._file(sweep, self.number), json_text({"diverged": diverged}), private=True)
         return [number for number in range(1, self.count + 1) if not self._file(sweep, number).exists()]
 
     def merged(self, runs: Sequence[SweepRun], out: Path, sweep: Path, data: Path | None) -> list[FinishedSweepRun]:
-        """All runs of a sweep whose parts have ended: finished ones are read, those that diverged stand in notes."""
-        notes = [self._note(self._file(sweep, number)) for number in range(1, self.count + 1)]
-        diverged = {one["name"]: one for note in notes for one in note["diverged"]}
+        """All runs of a sweep whose parts have ended: finished ones are read, those that diverged stand in notes.
+
+        A note says only why they did: what is proven of them follows from the settings.
+        """
+        diverged: dict[str, str] = {}
+        for number in range(1, self.count + 1):
+            names = {run.experiment.name for run in Shard(number, self.count).of(runs)}
+            diverged |= self._note(self._file(sweep, number), {name for name in names if _has_stopped(out / name)})
         rest = run_experiments([run for run in runs if run.experiment.name not in diverged], out, data=data, jobs=1)
         read = {one.run.experiment.name: one for one in rest}
         return [
-            read.get(name) or FinishedSweepRun(run, diverged[name], RunFiles(out / name).lines())
+            read.get(name)
+            or FinishedSweepRun(run, _noted(run.experiment, diverged[name], data), RunFiles(out / name).lines())
             for run in runs if (name := run.experiment.name)
         ]  # fmt: skip
 
-    def _note(self, file: Path) -> Document:
-        rule, remedy = "it is written by sotto run --shard", "remove it, and run that part again"
+    def _note(self, file: Path, stopped: Set[str]) -> dict[str, str]:
+        """Which runs of a part diverged, and why; only those that have `stopped` can have."""
+        rule, remedy = "sotto run --shard writes there which of its runs diverged", "remove it, and run that part again"
         try:
-            return dict(parse_json(read_text(file, rule, remedy)))
-        except ValueError:
-            raise InputError(f"{file}: damaged", rule, remedy) from None
+            found = parse_json(read_text(file, rule, remedy))["diverged"]
+            damaged = not (found.keys() <= stopped and all(isinstance(reason, str) for reason in found.values()))
+        except (ValueError, LookupError, TypeError, AttributeError):
+            damaged = True
+        if damaged:
+            raise InputError(f"{file}: damaged, or about other runs", rule, remedy)
+        return dict(found)
 
     def _file(self, sweep: Path, number: int) -> Path:
         return sweep / SHARDS / f"{number}-of-{self.count}.json"

@@ -365,6 +365,24 @@ def forged_lines(folder):
     write(folder / "result.json", read(folder / "result.json") | {"metrics": lines[-1]})
 
 
+def test_exports_say_that_nothing_measured_was_checked(sotto, sent):
+    shutil.rmtree(sent / "export")
+    assert "Not checked: held-out figures" in sotto(f"export {sent}")[2]
+    shutil.rmtree(sent / "export")
+    spent = {"epsilon": 0.001, "delta": 1e-5, "lineage": "rows", "runs": [{"run": "sent", "epsilon": 0.001}]}
+    write(sent / "result.json", read(sent / "result.json") | {"spent_in_all": spent})
+    sotto(f"export {sent}")
+    (line,) = (line for line in (sent / "export/README.md").read_text().splitlines() if "spent on" in line)
+    assert "not checked" in line
+
+
+def test_the_page_of_a_claim_begins_with_findings(sotto, sent):
+    forged_lines(sent)
+    assert sotto(AUDIT.format(sent), "--claim", "10")[0] == 1
+    page = (sent / "claim.html").read_text()
+    assert 0 < page.index("Finding: metrics.jsonl") < page.index("proven: at most")
+
+
 def planted_member(folder):
     """A simulation that says it is a member's run, and has a model of its own choice."""
     write(folder / "result.json", read(folder / "result.json") | {"member": "Hill"})

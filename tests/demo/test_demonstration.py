@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -83,7 +84,8 @@ def story(tmp_path_factory):
     """The whole demo, carried out once: its document, by algorithm, and the data of its page."""
     from sottovoce.demo.demonstration import demonstrate
 
-    found = demonstrate(tmp_path_factory.mktemp("demo") / "runs", [], lambda what: nullcontext(lambda done, of: None))
+    quiet = SimpleNamespace(tell=lambda done, of: None)
+    found = demonstrate(tmp_path_factory.mktemp("demo") / "runs", [], lambda what: nullcontext(quiet))
     documents = [run.document() for run in found.runs]
     return {one["algorithm"]: one for one in documents}, found.page
 

@@ -144,6 +144,11 @@ def test_finished_cells_are_read_and_others_computed(tmp_path, monkeypatch):
     first = kept(tmp_path, "study/one", {"rounds": 3}, compute)
     assert kept(tmp_path, "study/one", {"rounds": 3}, compute) == first == compute()
     assert len(calls) == 2
+    (file,) = tmp_path.glob("*.csv")
+    for forged in (file.read_text().replace("2.0", "9.0"), file.read_text().rpartition("signature")[0], "other\n1\n"):
+        file.write_text(forged)
+        assert kept(tmp_path, "study/one", {"rounds": 3}, compute) == first
+    del calls[2:]
     kept(tmp_path, "study/one", {"rounds": 4}, compute)
     monkeypatch.setattr(cells, "__version__", "9.9")
     kept(tmp_path, "study/one", {"rounds": 3}, compute)
