@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, cast, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -38,6 +38,8 @@ Operand: TypeAlias = Any
 Not written as a union: the operators of numpy and torch are typed for their own arrays only.
 """
 
+
+RowsKind = TypeVar("RowsKind")
 
 SMALL = 64
 """Up to this size a sparse matrix is faster as a dense one."""
@@ -216,6 +218,21 @@ def in_precision_of(like: Rows, rows: Rows) -> Rows:
 def is_plain(rows: object) -> TypeGuard[Plain]:
     """Whether `rows` is a plain array of numbers: numpy or torch."""
     return isinstance(rows, np.ndarray) or is_torch(rows)
+
+
+def checked_kind(rows: RowsKind) -> RowsKind:
+    """The same rows; refused if they are of a kind of one's own, derived from numpy's or torch's.
+
+    Such rows may answer with other numbers when they are sent than when they were compared.
+    """
+    torch = sys.modules.get("torch")
+    kinds = (np.ndarray,) if torch is None else (np.ndarray, torch.Tensor)
+    if isinstance(rows, kinds) and type(rows) not in kinds:
+        raise InputError(
+            f"values of kind {type(rows).__name__}", "what nodes hold and send are plain arrays of numpy or torch",
+            "convert them",
+        )  # fmt: skip
+    return rows
 
 
 def to_numpy(rows: Rows) -> Reals:

@@ -107,7 +107,7 @@ def play_round(
     mixing.require(algorithm.requires)
     watch.begins(algorithm, round, state)
     if round == 0 or not algorithm.averaging:
-        point = algorithm.point(state)
+        point = arrays.checked_kind(algorithm.point(state))
         gradient = inputs.gradient(round, point)
         entering = release.step(gradient, mixing, inputs, round)
         watch.takes(mixing, point, gradient, *entering)
@@ -215,6 +215,7 @@ def _exchange(
 
 def _checked_message(algorithm: Algorithm, state: State) -> Message:
     message = algorithm.message(state)
+    arrays.checked_kind(value_of(message))
     if isinstance(message, Weighted) and not (
         arrays.is_plain(message.weight) and tuple(message.weight.shape) == (message.value.shape[0], 1)
     ):
@@ -250,6 +251,7 @@ def _where_active(active: NDArray[np.bool_] | None, new: State, old: State) -> S
             "states are tuples of arrays and numbers",
             "use a NamedTuple",
         )
+    new = arrays.checked_kind(new)
     new = new if old is None else arrays.in_precision_of(old, new)
     if active is not None and old is not None:
         new = arrays.where(active, new, old)

@@ -160,7 +160,7 @@ class PlayedRound:
     @property
     def models(self) -> Rows:
         """Where every node stands after the round."""
-        return self.algorithm.point(self.loop_state.state)
+        return arrays.checked_kind(self.algorithm.point(self.loop_state.state))
 
     @property
     def traffic(self) -> Traffic:

@@ -145,10 +145,18 @@ class TrainingRun:
         return RunState(0, loop_state, Traffic(0, 0), 0)
 
     def models(self, state: RunState) -> Tensor:
-        """The models of the nodes that live here."""
+        """The models of the nodes that live here; at the end those that were compared."""
+        for ended, compared in self._compared:
+            if ended is state.loop_state:
+                return compared
         models = self.transport.local(self.algorithm.point(state.loop_state.state))
         assert isinstance(models, Tensor)
         return models
+
+    @cached_property
+    def _compared(self) -> list[tuple[LoopState, Tensor]]:
+        """The state at the end, and its models as the certificate has seen them."""
+        return []
 
     @cached_property
     def maps(self) -> tuple[ClassMaps, ...]:
@@ -169,7 +177,11 @@ class TrainingRun:
         earlier_bytes = state.wire_bytes - self.transport.wire_bytes
         for now in played:
             if now.round == self.rounds - 1:
-                certificate.compare_models(now.models)
+                models = now.models
+                certificate.compare_models(models)
+                here = transport.local(models)
+                assert isinstance(here, Tensor)
+                self._compared[:] = [(now.loop_state, here)]
             traffic = now.traffic
             messages, bits = messages + traffic.messages, bits + traffic.bits
             wire_bytes = earlier_bytes + self.transport.wire_bytes

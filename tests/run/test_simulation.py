@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from sottovoce import InputError, algorithm, dropout, metropolis, random_edges, weigh
+from sottovoce import Gossip, Independent, InputError, algorithm, dropout, metropolis, random_edges, weigh
 from sottovoce.core.random_streams import NoiseKey
 from sottovoce.learning import models
 from sottovoce.learning.datasets import load
@@ -323,3 +323,22 @@ def test_what_is_promised_is_about_what_ran():
     assert run.guarantees.headline.mu == pytest.approx(math.sqrt(3) / 2)
     assert run.guarantees.delta == 1e-6
     assert run.guarantees is run.guarantees
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedAgain(Gossip):
+    """Stands somewhere else once it has been asked for its final models."""
+
+    asked: list[int] = field(default_factory=list, compare=False)
+
+    def point(self, state):
+        if isinstance(state.x, torch.Tensor):
+            self.asked.append(1)
+        return state.x if len(self.asked) <= 9 else 0 * state.x
+
+
+def test_final_models_are_those_that_were_compared():
+    """It is asked twice where the start is measured, then in six rounds, and where final models are compared."""
+    built, clipped = AskedAgain(name="again", noise=Independent(1.0)), job(5).gradients("full", "per-example", 1.0)
+    run = simulate(built, metropolis("ring:5"), clipped, rounds=6, seed=0)
+    assert bool(run.models.any())

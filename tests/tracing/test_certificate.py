@@ -21,7 +21,7 @@ from sottovoce.core.noise import CombinedNoise, NoNoise, Pairwise, ZeroSum
 from sottovoce.core.random_streams import NoiseKey
 from sottovoce.core.topologies import Changing
 from sottovoce.core.transport import InProcess
-from sottovoce.errors import Diverged, Uncertified
+from sottovoce.errors import Diverged, InputError, Uncertified
 from sottovoce.tracing.certificate import Certificate, what_is_checked
 from sottovoce.tracing.tracer import trace_all_maps
 from tests.cases import Case, cases, task
@@ -278,6 +278,48 @@ def test_what_the_loop_asks_for_in_every_round_stays_what_it_was(fact):
     with pytest.raises(Uncertified, match=f"in round {HONEST}"):
         played(OtherFacts(name="other", noise=Independent(0.5), fact=fact), dimension=4)
     assert Counting.delivered == HONEST
+
+
+class TwoFaced(np.ndarray):
+    """Compared it is one thing, and taken as a message another."""
+
+    def __getitem__(self, key):
+        return np.asarray(self)[key] if isinstance(key, slice) else np.zeros(self.shape)[key]
+
+
+class TwoFacedTensor(torch.Tensor):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class InDisguise(Gossip):
+    """One of its maps gives an array of a kind of its own."""
+
+    where: str = ""
+
+    def _as(self, where, rows):
+        if where != self.where or not is_plain(rows):
+            return rows
+        return rows.view(TwoFaced) if isinstance(rows, np.ndarray) else rows.clone().as_subclass(TwoFacedTensor)
+
+    def point(self, state):
+        return self._as("point", state.x)
+
+    def local(self, state, grad, noise):
+        return Model(self._as("local", state.x - self.step_size * (grad + noise)))
+
+    def message(self, state):
+        return self._as("message", state.x)
+
+    def absorb(self, state, mixed):
+        return Model(self._as("absorb", mixed))
+
+
+@pytest.mark.parametrize("as_torch", [False, True])
+@pytest.mark.parametrize("where", ["point", "local", "message", "absorb"])
+def test_arrays_of_a_kind_of_ones_own_are_refused(where, as_torch):
+    with pytest.raises(InputError, match="TwoFaced"):
+        played(InDisguise(name="disguise", noise=Independent(0.5), where=where), as_torch=as_torch)
 
 
 class WithWeight(NamedTuple):
