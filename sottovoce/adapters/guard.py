@@ -261,6 +261,12 @@ class Guard:
         whole = _accounted(self.agreement.model_dump_json())
         runs = (run.planned for found in self._spending.lineages() for run in found.runs)
         begun = next((run for run in runs if run.run == self._run_id), None)
+        if begun is None and self._files.config.exists():
+            raise InputError(
+                f"{self._folder / LEDGER}: it does not have the run in {self._files.folder}",
+                "with a ledger that was lost or restored, a round would be released twice",
+                "put the ledger of that run back, or agree on another run",
+            )  # fmt: skip
         rounds = self._within_budget(whole, lineage) if begun is None else begun.rounds
         found = _accounted(self.agreement.model_dump_json(), rounds)
         self._spending.reserve(self._planned(found), lineage, loss_after=found.report.loss_after)

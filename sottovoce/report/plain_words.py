@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sottovoce.algorithms.registry import algorithm_specs
+from sottovoce.learning.datasets import ELSEWHERE
 from sottovoce.privacy.covering_views import NAMED_ONLY
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.rounding import round_up
@@ -28,6 +29,11 @@ SENT = {
     "nothing": "There was nobody to send anything to",
     "trusted sums": "One party whom all trust saw what each of them contributed, and gave back nothing but sums",
 }
+UPDATES = {
+    False: "In each round, each of them sent to a server how training had changed the model; the server saw them all",
+    True: "In each round, each of them sent to the one whose turn it was how training had changed the model",
+}
+"""With another framework: to a server, or (True) to each other in turn."""
 NO_SERVER = "No server collected anything. "
 NOISE = ", with noise added. Noise means random numbers that hide what a single {thing} changed."
 MOST_NOT_COVERED = 7
@@ -89,8 +95,11 @@ def _what_was_done(run: RunDocuments, who: Parties) -> list[str]:
     trained = f"trained one model ({model}, in {privacy.rounds} rounds.{held}"
     seen = _seen(run) if who.n > 1 else "nothing"
     sent = ("" if seen == "trusted sums" else NO_SERVER) + SENT[seen] + noise
+    own = f"This is the page of {member}. Its records were read by its own program only; others received messages."
+    if settings.data.columns == ELSEWHERE:
+        rounds = f"another framework trained one model{together}, in {privacy.rounds} rounds at most."
+        return [f"For {who} {rounds}", UPDATES[settings.algorithm.name == "swarm"] + noise, own]
     if member:
-        own = f"This is the page of {member}. Its records were read by its own program only; others received messages."
         return [f"{who} {trained}", sent, own]
     return [
         f"This was a simulation: one machine held all records, and played every {who.noun}.",
@@ -296,6 +305,8 @@ def _guess(figure: PrivacyFigure | None, delta: float) -> float | None:
 def _records(run: RunDocuments, names: Sequence[str] | None) -> dict[str, int]:
     """Records of each node as declared, by its name; empty where no setting says."""
     shards, rows = run.experiment.data.shards, run.experiment.data.rows
+    if run.experiment.data.columns == ELSEWHERE:
+        return {}
     if shards is not None:
         return dict(shards)
     return {} if rows is None or names is None else dict.fromkeys(names, rows)

@@ -12,6 +12,7 @@ from sottovoce.auditing.lower_bound import round_down
 from sottovoce.core.graphs import Graph
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
+from sottovoce.learning.datasets import ELSEWHERE
 from sottovoce.privacy.assumptions import AssumptionKind
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.views import View, read_view
@@ -213,7 +214,7 @@ def _facts(run: RunDocuments, n: int, names: Sequence[str] | None) -> list[list[
         ["algorithm", privacy.algorithm],
         ["graph and weights", f"{privacy.topology}, {n} nodes"],
         ["data", data if member is None else f"the table of {member}; other members have their own"],
-        ["model", settings.model.name],
+        ["model", "that of another framework" if settings.data.columns == ELSEWHERE else settings.model.name],
         ["training", f"{privacy.rounds} rounds, batches {settings.training.batch}"],
         ["clipping", clipped if settings.training.bound is None else f"{clipped} to norm {settings.training.bound:g}"],
         ["noise", noise_text(privacy)],

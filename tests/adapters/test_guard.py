@@ -9,6 +9,7 @@ from sottovoce import InputError, Unaccountable
 from sottovoce.adapters.guard import Guard
 from sottovoce.ledger.lineages import Budget
 from sottovoce.report.page import read_checked_runs
+from sottovoce.report.run_summary import run_summary
 
 AGREED = """
 name = "mammography"
@@ -105,6 +106,21 @@ def test_figures_are_those_of_account_and_ledger(agreement, tmp_path, sotto):
     assert (run.member, run.check.findings) == ("Hill", [])
     assert (run.result["member"], run.privacy.headline.epsilon) == ("Hill", stated.headline.epsilon)
     assert (folder / "report.html").stat().st_size > 10_000
+    plain = run_summary(run)["plain"]
+    said = " ".join(line for question, lines in plain["questions"] if question.startswith("What was") for line in lines)
+    assert ("No server" in said, "to a server" in said, "softmax" in said, "records." in said.split("This is")[0]) == (
+        False, True, False, False,
+    )  # fmt: skip
+    assert {one["records"] for one in plain["members"]} == {None}
+
+
+def test_a_ledger_that_was_lost_releases_no_round_twice(agreement, tmp_path):
+    with Guard(agreement(), "Hill", tmp_path / "hill") as guard:
+        guard.release(0, update(1.0))
+    for path in (tmp_path / "hill").glob("ledger.db*"):
+        path.unlink()
+    with pytest.raises(InputError, match=r"ledger\.db"):
+        Guard(agreement(), "Hill", tmp_path / "hill")
 
 
 def test_a_swarm_is_held_to_its_order(agreement, tmp_path):
