@@ -78,7 +78,7 @@ def test_a_page_has_the_table_the_figures_and_the_command(tmp_path):
 
 
 def test_a_page_says_what_its_epsilons_are_about(tmp_path):
-    run = finished("a", 0, 0.5, headline={"epsilon": 1.0, "change": "zero-out"})
+    run = finished("a", 0, 0.5, headline={"epsilon": 1.0, "view": "everyone", "change": "zero-out"})
     page = write_results(tmp_path, "study", About(), [run], "sotto run study.toml").read_text()
     assert "at delta 1e-05, about one record made to count as nothing." in page
 

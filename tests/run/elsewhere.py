@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+
+from sottovoce.core import arrays
 
 NAME = "lazy"
 """A device that torch can name and that no build has."""
@@ -68,6 +71,6 @@ class _Everywhere(TorchDispatchMode):
 
 @contextmanager
 def elsewhere() -> Iterator[str]:
-    """The name of the device, which is there within the block."""
-    with _Everywhere():
+    """The name of the device, which is there within the block. Its tensors are of a kind of their own here."""
+    with _Everywhere(), mock.patch.object(arrays, "checked_kind", lambda rows: rows):
         yield NAME

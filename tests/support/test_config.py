@@ -351,7 +351,7 @@ def finished(name, seed, value, *, epsilon=1.0, tuned=(), **result):
         return {"round": 5, "loss": nodes, "accuracy": nodes, "consensus": value, "bytes": 2_000_000, "seconds": 1.0}
 
     (run,) = expand_sweep({**STUDY, "seeds": [seed], "variants": [{"name": name}]})
-    headline = None if epsilon is None else {"epsilon": epsilon}
+    headline = None if epsilon is None else {"epsilon": epsilon, "view": "everyone"}
     found = {"name": run.experiment.name, "headline": headline, "sigma": 1.0, "delta": 1e-5, "seconds": 1.0, **result}
     return FinishedSweepRun(SweepRun(run.experiment, name, (), tuned), found, [line(100.0) | {"round": 0}, line(value)])
 
