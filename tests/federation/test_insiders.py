@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -83,7 +84,12 @@ def test_a_false_claim_of_the_last_round_keeps_nobody_from_its_sums(monkeypatch)
             members.join(0)
         return members.join(0, Place(3, 0))
 
-    members.run({0: returns})
+    def liar():
+        """Others may believe that it has ended, and leave: that is its own loss."""
+        with contextlib.suppress(PeerLost):
+            return members.join(1)
+
+    members.run({0: returns, 1: liar})
     assert set(range(6, ROUNDS)) <= set(members.rounds_played[0])
     assert (0, 1) in members.named("doubted")
 
