@@ -81,13 +81,7 @@ def facebook_uniform() -> None:
     tell(f"Facebook, {net.n} nodes, uniform weights, 20x19", lambda: on(net, "20x19"))
 
 
-def probes() -> None:
-    """A graph whose spectrum is not computed, 10x10."""
-    net = metropolis("regular:20000,d=10,seed=0")
-    tell(f"10-regular, {net.n} nodes, 10x10, 64 probes", lambda: on(net, "10x10"))
-
-
-RUNS = (florentine, prefix_380, prefix_1000, ego, facebook, facebook_uniform, probes)
+RUNS = (florentine, prefix_380, prefix_1000, ego, facebook, facebook_uniform)
 CASES = {case.__name__: case for case in RUNS}
 
 if __name__ == "__main__":

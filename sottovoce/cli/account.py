@@ -79,7 +79,7 @@ def account_(
     ),
     published: bool = Option(False, "--published", help="Also show the papers' formulas, for comparison."),
     lipschitz: float | None = Option(None, help="zip-dl: L of its Assumption 5.6, for --published."),
-    all_pairs: bool = Option(False, "--all-pairs", help="Take every node as the attacker, and draw a heat map."),
+    all_pairs: bool = Option(False, "--all-pairs", help="Take every node as the attacker."),
     sample: int | None = Option(
         None, min=1, help="--all-pairs: only this many attackers, drawn at random with --seed."
     ),
@@ -246,8 +246,7 @@ def _answer_for_pairs(
     if not (best.proves_nothing or averaging):
         proven = f"epsilon {round_up(best.epsilon(delta))} (mu {round_up(best.mu)}), {best.kind}"
         lines.append(f"Proven for any pair: {proven}.")
-    legend = "Row: who learns. Column: about whom. Darker is more, on a logarithmic scale."
-    answer(document, table, *lines, legend, all_pairs.heat_map(mu))
+    answer(document, table, *lines)
 
 
 def _what_is_kept(out: Path | None, count: int) -> str:

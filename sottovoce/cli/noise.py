@@ -1,7 +1,5 @@
 """`sotto noise`."""
 
-import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,23 +9,15 @@ from sottovoce._version import __version__
 from sottovoce.cli.app import app
 from sottovoce.cli.options import GraphSpec, Json, Part, Weights, Yes, options_given, refuse_given
 from sottovoce.cli.output import answer, facts, print_note, short
-from sottovoce.cli.progress import activity, progress_kept, telling_when_stopped
+from sottovoce.cli.progress import activity, progress_kept
 from sottovoce.errors import InputError
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from sottovoce.core.topologies import Topology
 
-    Array = NDArray[np.float64]
-
-
-CHOSEN = ("participation", "structure", "bands", "restart", "view", "probes")
+CHOSEN = ("participation", "structure", "bands")
 """What --sampled chooses."""
-
-BARS = "▁▂▃▄▅▆▇█"
 
 
 @app.command("noise")
@@ -40,15 +30,9 @@ def noise_(
     objective: str = Option(
         "all", help="Which error to minimise: of all models, of the last ones, or of their average."
     ),
-    structure: str = Option("dense", help="dense, banded or toeplitz."),
-    bands: int | None = Option(None, min=1, help="banded, toeplitz: number of bands; default: B."),
-    restart: int | None = Option(None, min=1, help="Start with fresh noise every this many rounds."),
-    view: list[str] | None = Option(None, help="Optimise for node:A or coalition:A,B; may be repeated."),
+    structure: str = Option("dense", help="dense or banded."),
+    bands: int | None = Option(None, min=1, help="banded: number of bands; default: B."),
     gap: float = Option(1e-3, help="Relative distance to the optimum at which to stop."),
-    probes: int | None = Option(
-        None, min=2, help="Estimate the contribution of the graph from this many random vectors."
-    ),
-    seed: int = Option(0, help="Seed for --probes."),
     sampled: float | None = Option(
         None, help="Find the best randomly drawn batches with this fraction of a node's records, for a target."
     ),
@@ -65,7 +49,6 @@ def noise_(
     """
     from sottovoce.core.topologies import weigh
     from sottovoce.matrix_factorization.factorization import factorize
-    from sottovoce.privacy.all_pairs import heat_map
     from sottovoce.support import files
 
     if out is not None:
@@ -89,40 +72,22 @@ def noise_(
         raise InputError(
             "a target without --sampled", "without random batches, C does not depend on a target", "add --sampled"
         )
-    reached = math.inf
-
-    def tell(gap_now: float) -> None:
-        nonlocal reached
-        reached, work.part = gap_now, f"gap {gap_now:.2e}, until {gap:g}"
-
-    with activity("search for the best correlation") as work, telling_when_stopped(lambda: _stopped_at(reached)):
+    with activity("search for the best correlation"):
         found = factorize(
             net, rounds=rounds, participation=participation, objective=objective, structure=structure, bands=bands,
-            restart=restart, view=view or None, gap=gap, probes=probes, seed=seed, cache=not no_cache, progress=tell,
+            gap=gap, cache=not no_cache,
         )  # fmt: skip
     if found.refused_file is not None:
         print_note(f"{found.refused_file} does not hold what it should; computed again.")
     if out is not None:
         files.write(files.check_writable(out), found.write)
     document = {"graph": net.name, **found.document()}
-    shown: dict[str, object] = {key: value for key, value in document.items() if key != "for_view"}
-    if found.for_view is not None:
-        shown |= asdict(found.for_view)
     times = f"{short(found.over_independent)} times less error than independent noise"
     answer(
         document,
-        facts(shown),
+        facts(document),
         f"{times}, {short(found.over_antipgd)} times less than AntiPGD, at the same privacy.",
-        f"\nC, darker for larger:\n{heat_map(abs(found.C))}",
-        f"\nerror over rounds, up to {found.errors.max():.4g}:\n{drawn_curve(found.errors)}",
     )
-
-
-def _stopped_at(gap: float) -> str:
-    if not math.isfinite(gap):
-        return "stopped before a first solution. Nothing is kept."
-    again = next(text for part in (gap, 1.05 * gap) if float(text := f"{part:.1e}") >= gap)
-    return f"stopped at a gap of {gap:.1e}. Nothing is kept; --gap {again} ends there."
 
 
 def _sampled(
@@ -163,18 +128,3 @@ def _sampled(
         "nothing.",
         f"Least error: {found.best.batches}, within {short(found.gap)} of the best of these numbers of parts.",
     )  # fmt: skip
-
-
-def drawn_curve(values: "Array", *, most: int = 72) -> str:
-    """A line of bars, from zero to the largest value.
-
-    >>> import numpy as np
-    >>> drawn_curve(np.array([0.0, 1.0, 2.0]))
-    '▁▅█'
-    """
-    import numpy as np
-
-    size = -(-len(values) // most)
-    shown = np.array([values[i : i + size].mean() for i in range(0, len(values), size)])
-    index = np.round(shown / max(shown.max(), 1e-300) * (len(BARS) - 1)).astype(int)
-    return "".join(BARS[k] for k in index)

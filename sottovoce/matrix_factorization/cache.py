@@ -31,7 +31,7 @@ from sottovoce.support.text import JSON
 
 Array = NDArray[np.float64]
 
-FORMAT = 4
+FORMAT = 5
 
 LARGEST = 1e100
 """Numbers beyond this have no square that can be computed with."""

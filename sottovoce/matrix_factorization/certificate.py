@@ -21,8 +21,6 @@ correlation matrix R (semidefinite, ones on its diagonal), with P_w cutting to w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, optimize
@@ -79,15 +77,14 @@ def nuclear(F: Array, H: Array) -> float:
     return float(np.sqrt(np.maximum(sizes - error, 0.0)).sum() * (1 - 4 * len(H) * np.finfo(float).eps))
 
 
-def bound_by_classes(F: Array, H: Array, classes: NDArray[np.intp], spans: Sequence[slice]) -> float:
-    """The bound of Q = F F^T for every C that is block diagonal over `spans`: of all C, if there is one span.
+def bound_by_classes(F: Array, H: Array, classes: NDArray[np.intp]) -> float:
+    """The bound of Q = F F^T for every C.
 
-    Entries of F between rounds of different classes or blocks are left out, and Q gets one diagonal for each class.
+    Entries of F between rounds of different classes are left out, and Q gets one diagonal for each class.
     """
-    blocks = [np.where(np.equal.outer(classes[span], classes[span]), F[span, span], 0.0) for span in spans]
-    scale, total = _common_diagonal(np.concatenate([(block**2).sum(axis=1) for block in blocks]), classes)
-    parts = (nuclear(block * scale[span][:, None], H[span, span]) for span, block in zip(spans, blocks, strict=True))
-    return sum(parts) ** 2 / total if total > 0 else 0.0
+    F = np.where(np.equal.outer(classes, classes), F, 0.0)
+    scale, total = _common_diagonal((F**2).sum(axis=1), classes)
+    return nuclear(F * scale[:, None], H) ** 2 / total if total > 0 else 0.0
 
 
 def bound_in_band(F: Array, H: Array, feasible: Feasible) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,13 @@ from sottovoce.matrix_factorization import cache as found_before
 from sottovoce.matrix_factorization.cache import Stored
 from sottovoce.matrix_factorization.result import (
     Factorization,
-    ForView,
     antipgd_objective,
     error_of,
     independent_objective,
     normalised,
 )
 from sottovoce.matrix_factorization.structures import Structure, require_whole
-from sottovoce.matrix_factorization.workload import Workload, workload
-from sottovoce.privacy.views import View, parse_view
+from sottovoce.matrix_factorization.workload import workload
 from sottovoce.support.limits import Cost, check_cost
 from sottovoce.support.progress import report_stage
 
@@ -38,13 +36,8 @@ GAP = 1e-3
 ARRAYS, CUBE_SECONDS = 12, 6e-8
 """What a search takes: arrays of rounds by rounds, and seconds for the cube of rounds (measured up to 1,000)."""
 
-MOST_PROBES = 10**6
-"""Their error falls with the root of their number: more say no more."""
-
 LONGEST = 6000
 """Rounds of a C: its square in numbers, a dozen times over, must fit in memory."""
-
-FIXED_STREAMS = "what a node contributes does not depend on what it received; this is not a proof for training"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,34 +49,26 @@ class _Settings:
     objective: str
     form: Structure
     gap: float
-    probes: int | None
-    seed: int
     nodes: tuple[int, ...] | None
 
     def __post_init__(self) -> None:
         if not isinstance(self.gap, int | float) or not 1e-9 <= self.gap <= 1:
             raise InputError(f"gap {self.gap}", "it must lie between 1e-9 and 1", "give 0.001, for example")
-        if self.probes is not None:
-            require_whole("probes", self.probes, 2)
-            if self.probes > MOST_PROBES:
-                raise InputError(f"{self.probes} probes", f"at most {MOST_PROBES:,} are drawn", "give fewer")
-        require_whole("seed", self.seed, 0)
 
     def check_cost(self) -> None:
-        """Refuse a search that takes too long, before it begins; with restarts only one block is searched."""
-        size = min(self.rounds, self.form.restart or self.rounds)
-        cost = Cost(memory=8.0 * ARRAYS * size**2, seconds=CUBE_SECONDS * size**3)
-        check_cost(f"a search for the best C of {size:,} rounds", cost, "use restarts with a shorter C")
+        """Refuse a search that takes too long, before it begins."""
+        cost = Cost(memory=8.0 * ARRAYS * self.rounds**2, seconds=CUBE_SECONDS * self.rounds**3)
+        check_cost(f"a search for the best C of {self.rounds:,} rounds", cost, "take fewer rounds")
 
     def file(self, topology: Topology) -> Path | None:
         """Where the cache has the result, or would."""
         given = {**vars(self), "scheme": str(self.scheme), "form": vars(self.form)}
         return found_before.file_of(topology, self.rounds, given)
 
-    def workload(self, topology: Topology) -> Workload:
+    def workload(self, topology: Topology) -> Array:
         """What the graph contributes."""
         nodes = None if self.nodes is None else np.array(self.nodes)
-        return workload(topology, self.rounds, self.objective, nodes=nodes, probes=self.probes, seed=self.seed)
+        return workload(topology, self.rounds, self.objective, nodes=nodes)
 
 
 def factorize(
@@ -94,14 +79,9 @@ def factorize(
     objective: str = "all",
     structure: str = "dense",
     bands: int | None = None,
-    restart: int | None = None,
-    view: str | View | Sequence[str | View] | None = None,
     gap: float = GAP,
     nodes: Sequence[int] | None = None,
-    probes: int | None = None,
-    seed: int = 0,
     cache: bool = True,
-    progress: Callable[[float], None] | None = None,
 ) -> Factorization:
     """Find the correlation over rounds with which noise costs least at a given privacy, with a proof of how close.
 
@@ -109,12 +89,9 @@ def factorize(
 
     - `rounds`: the number of rounds; default: K times B of the participation `KxB`;
     - `objective`: error of `all` models of all rounds, of the `last` models, or of their `average`;
-    - `structure`: `dense`; `banded`, looking back less than `bands` rounds; `toeplitz`, one coefficient for each lag;
-    - `restart`: start with fresh noise every this many rounds, so that no larger matrix is optimised;
-    - `view`: optimise for the exact loss of this adversary (or of several) instead of everyone's;
+    - `structure`: `dense`, or `banded`, looking back less than `bands` rounds;
     - `gap`: the relative distance to the optimum at which to stop;
-    - `nodes`: count the noise of these nodes only;
-    - `probes`: estimate H from this many random vectors, drawn with `seed` (automatic for very large graphs).
+    - `nodes`: count the noise of these nodes only.
 
     >>> from sottovoce.core.topologies import metropolis
     >>> found = factorize(metropolis("ring:8"), participation="4x16", gap=1e-6, cache=False)
@@ -128,14 +105,11 @@ def factorize(
     """
     scheme = parse_participation(participation)
     rounds = _rounds(rounds, scheme)
-    form = Structure.within(rounds, scheme, structure, bands, restart)
     settings = _Settings(
-        scheme=scheme, rounds=rounds, objective=objective, form=form, gap=gap, probes=probes, seed=seed,
-        nodes=None if nodes is None else tuple(nodes),
+        scheme=scheme, rounds=rounds, objective=objective, form=Structure.within(rounds, scheme, structure, bands),
+        gap=gap, nodes=None if nodes is None else tuple(nodes),
     )  # fmt: skip
-    if view is not None:
-        return _for_view(topology, settings, view, progress)
-    return _factorize(topology, settings, cache, progress)
+    return _factorize(topology, settings, cache)
 
 
 def _rounds(rounds: int | None, scheme: Participation) -> int:
@@ -151,7 +125,7 @@ def _rounds(rounds: int | None, scheme: Participation) -> int:
         rounds = scheme.times * scheme.apart
     require_whole("rounds", rounds, 1)
     if rounds > LONGEST:
-        raise InputError(f"{rounds} rounds", f"a dense C has at most {LONGEST} rounds", "use restarts with a shorter C")
+        raise InputError(f"{rounds} rounds", f"C has at most {LONGEST} rounds here", "take fewer")
     scheme.check(rounds)
     return int(rounds)
 
@@ -224,9 +198,7 @@ def degree_classes(topology: Topology, classes: int) -> tuple[int, ...]:
     return tuple((np.searchsorted(firsts, degrees, side="right") - 1).tolist())
 
 
-def _factorize(
-    topology: Topology, settings: _Settings, cache: bool, progress: Callable[[float], None] | None
-) -> Factorization:
+def _factorize(topology: Topology, settings: _Settings, cache: bool) -> Factorization:
     file = settings.file(topology) if cache else None
     there = file is not None and os.path.exists(file)  # False, not an error, where the folder cannot be looked into
     stored = found_before.load(file, settings.scheme, settings.rounds) if file is not None and there else None
@@ -234,28 +206,28 @@ def _factorize(
         settings.check_cost()
     started = time.perf_counter()
     report_stage(f"searching for the best noise correlation over {settings.rounds:,} rounds")
-    work = settings.workload(topology)
-    if stored is not None and (known := _as_good_as_asked(stored, work, settings)) is not None:
+    H = settings.workload(topology)
+    if stored is not None and (known := _as_good_as_asked(stored, H, settings)) is not None:
         return replace(known, cached=True)
-    factor = settings.form.optimise(work.H, settings.scheme, settings.gap, progress)
-    C = _no_worse_than_independent(normalised(factor.C, settings.scheme), work.H, settings.scheme)
+    factor = settings.form.optimise(H, settings.scheme, settings.gap)
+    C = _no_worse_than_independent(normalised(factor.C, settings.scheme), H, settings.scheme)
     found = Stored(C, factor.proof, time.perf_counter() - started)
     if file is not None:
         found_before.store(file, found)
-    return replace(_with_figures(found, work, settings), refused_file=file if there else None)
+    return replace(_with_figures(found, H, settings), refused_file=file if there else None)
 
 
-def _as_good_as_asked(stored: Stored, work: Workload, settings: _Settings) -> Factorization | None:
+def _as_good_as_asked(stored: Stored, H: Array, settings: _Settings) -> Factorization | None:
     """What a file of the cache holds, which anybody may have written; None where its C is not good enough.
 
     Where a search cannot tell how good its own C is, no better one is asked for.
     """
     try:
         with np.errstate(all="ignore"):
-            found = _with_figures(stored, work, settings)
+            found = _with_figures(stored, H, settings)
     except (ValueError, RuntimeError):  # what scipy raises about matrices that no search ends with
         return None
-    good = found.gap <= settings.gap * (1 + 1e-6) or not settings.form.is_provable(work.H, settings.scheme)
+    good = found.gap <= settings.gap * (1 + 1e-6) or not settings.form.is_provable(H, settings.scheme)
     return found if good and np.isfinite(found.objective) else None
 
 
@@ -265,71 +237,19 @@ def _no_worse_than_independent(C: Array, H: Array, scheme: Participation) -> Arr
     return plain if error_of(C, H) > error_of(plain, H) else C
 
 
-def _with_figures(found: Stored, work: Workload, settings: _Settings) -> Factorization:
+def _with_figures(found: Stored, H: Array, settings: _Settings) -> Factorization:
     """A C of sensitivity 1 and its figures, computed from it, its proof and nothing else."""
-    inverse = np.linalg.solve(found.C, np.eye(len(found.C)))
     return Factorization(
         C=found.C,
         proof=found.proof,
-        objective=error_of(found.C, work.H),
-        lower_bound=settings.form.bound_of(found.proof, work.H, settings.scheme),
-        independent=independent_objective(work.H, settings.scheme),
-        antipgd=antipgd_objective(work.H, settings.scheme),
+        objective=error_of(found.C, H),
+        lower_bound=settings.form.bound_of(found.proof, H, settings.scheme),
+        independent=independent_objective(H, settings.scheme),
+        antipgd=antipgd_objective(H, settings.scheme),
         seconds=found.seconds,
         rounds=settings.rounds,
         participation=str(settings.scheme),
         goal=settings.objective,
         structure=str(settings.form),
-        among=settings.form.among(settings.rounds),
-        errors=work.errors(inverse @ inverse.T),
-        workload_error=work.error,
+        among=settings.form.among,
     )
-
-
-def _for_view(
-    topology: Topology,
-    settings: _Settings,
-    view: str | View | Sequence[str | View],
-    progress: Callable[[float], None] | None,
-) -> Factorization:
-    """The C for one adversary or several, and what it gains over the C for everyone."""
-    from sottovoce.matrix_factorization import for_view
-
-    if settings.form != Structure():
-        rule = "for a view, the search is over all C"
-        raise InputError(f"a {settings.form.name} C for a view", rule, "leave out structure and restarts")
-    if settings.nodes is not None:
-        rule = "only one of the two can be optimised at a time"
-        raise InputError("the noise of some nodes for a view", rule, "leave one of them out")
-    given = [view] if isinstance(view, str | View) else view
-    views = [one for each in given for one in parse_view(each, labels=topology.names).coalitions(topology.n)]
-    if not views:
-        raise InputError("no view", "there must be at least one", "give node:0, for example")
-    started, scheme = time.perf_counter(), settings.scheme
-    observed = for_view.observed_views(topology, views, settings.rounds)
-    settings.check_cost()
-    work = settings.workload(topology)
-
-    def cost(C: Array) -> float:
-        return for_view.exact_loss(C, topology, views, scheme) * error_of(C, work.H)
-
-    common = settings.form.optimise(work.H, scheme, settings.gap)
-    found = for_view.optimise_for_views(observed, work.H, scheme, common.C, settings.gap, progress)
-    best, usual, independent = cost(found.C), cost(common.C), cost(np.eye(settings.rounds))
-    winner = found.C if best <= usual else common.C
-    C = normalised(winner, scheme)
-    closed = for_view.proven_for_training(winner, topology, views)
-    against_views = ForView(
-        view="; ".join(map(str, views)),
-        loss=for_view.exact_loss(C, topology, views, scheme),
-        gain=usual / min(best, usual),
-        gain_over_independent=independent / min(best, usual),
-        kind="any-training" if closed else "fixed-streams",
-        proven_for_training=closed,
-        assumption="" if closed else FIXED_STREAMS,
-    )
-    for_everyone = _with_figures(Stored(C, common.proof, time.perf_counter() - started), work, settings)
-    return replace(
-        for_everyone, objective=against_views.loss * for_everyone.objective, lower_bound=float(found.lower_bound),
-        independent=independent, antipgd=cost(np.tril(np.ones_like(C))), for_view=against_views,
-    )  # fmt: skip

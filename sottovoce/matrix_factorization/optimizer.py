@@ -131,8 +131,6 @@ class SearchResult:
 Bound = Callable[[Point, Array, Feasible], Certificate]
 """A lower bound for H from where a search stands."""
 
-Progress = Callable[[float], None]
-
 
 @one_thread()
 def search(
@@ -142,16 +140,15 @@ def search(
     *,
     gap: float,
     start: Array | None = None,
-    progress: Progress | None = None,
 ) -> SearchResult:
     """The best X, with a certificate that is within `gap` of it, relatively, unless numbers do not allow that."""
     if not is_singular(H):
-        point, certificate = _descend(H, feasible, gap, start, bound, progress)
+        point, certificate = _descend(H, feasible, gap, start, bound)
         return SearchResult(point.X, point.value, certificate)
     best: SearchResult | None = None
     for ridge in RIDGES:
         lifted = H + ridge * np.trace(H) / len(H) * np.eye(len(H))
-        point, _ = _descend(lifted, feasible, gap / 4, start, bound, progress)
+        point, _ = _descend(lifted, feasible, gap / 4, start, bound)
         start, certificate, value = point.X, bound(point, H, feasible), float(np.vdot(point.inverse, H))
         if best is not None and best.certificate.value > certificate.value:
             certificate = best.certificate
@@ -169,9 +166,7 @@ def is_singular(H: Array) -> bool:
     return bool(sizes[0] <= SINGULAR * sizes[-1])
 
 
-def _descend(
-    H: Array, feasible: Feasible, gap: float, start: Array | None, bound: Bound, progress: Progress | None
-) -> tuple[Point, Certificate]:
+def _descend(H: Array, feasible: Feasible, gap: float, start: Array | None, bound: Bound) -> tuple[Point, Certificate]:
     point = Point.at(feasible.start(H) if start is None else start, H)
     if point is None:
         raise SottovoceError("the start of the search is not positive definite; report this")
@@ -198,8 +193,6 @@ def _descend(
         if step % CHECK == 0 or stalled:
             here = bound(point, H, feasible)
             best = here if here.value > best.value else best
-            if progress is not None:
-                progress(point.value / best.value - 1)
             if point.value <= (1 + gap) * best.value or stalled > 3:
                 break
         if step % REFRESH == 0:

@@ -19,33 +19,15 @@ Array = NDArray[np.float64]
 
 FACTS = (
     "objective", "lower_bound", "gap", "independent", "antipgd", "seconds", "rounds", "participation", "goal",
-    "structure", "workload_error", "cached",
+    "structure", "cached",
 )  # fmt: skip
 """What a document has, besides that for which the bound holds."""
 
 WRITTEN = (
-    "C", "errors", "proof", "objective", "lower_bound", "independent", "antipgd", "seconds", "workload_error",
-    "participation", "goal", "structure", "among",
+    "C", "proof", "objective", "lower_bound", "independent", "antipgd", "seconds", "participation", "goal", "structure",
+    "among",
 )  # fmt: skip
 """What a file has."""
-
-
-@dataclass(frozen=True)
-class ForView:
-    """What noise chosen for one adversary does, with the same C for everyone's view beside it.
-
-    `loss` is the exact mu^2 of the worst victim at sigma 1, for C scaled to sensitivity 1. `gain` is how many times
-    less error there is for the same loss than with the C that is best against everyone, and than with independent
-    noise. The loss is that of fixed streams; it is proven for training only where `proven_for_training` says so.
-    """
-
-    view: str
-    loss: float
-    gain: float
-    gain_over_independent: float
-    kind: str
-    proven_for_training: bool
-    assumption: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,12 +50,9 @@ class Factorization:
     goal: str
     structure: str
     among: str
-    errors: Array = field(repr=False)
     proof: Array = field(repr=False)
-    workload_error: float = 0.0
     cached: bool = False
     refused_file: Path | None = None
-    for_view: ForView | None = None
 
     @property
     def gap(self) -> float:
@@ -98,14 +77,11 @@ class Factorization:
     def document(self) -> dict[str, JSON]:
         """As JSON."""
         facts: dict[str, JSON] = {name: getattr(self, name) for name in FACTS}
-        facts |= {"gap": to_json(self.gap), "bound_holds_for": self.among}
-        return facts if self.for_view is None else {**facts, "for_view": {**vars(self.for_view)}}
+        return {**facts, "gap": to_json(self.gap), "bound_holds_for": self.among}
 
     def write(self, file: BinaryIO) -> None:
         """As npz: C under that name, so that `--correlation FILE` reads it, and the figures beside it."""
         parts: dict[str, Any] = {name: np.array(getattr(self, name)) for name in WRITTEN}
-        if self.for_view is not None:
-            parts["view"] = np.array(self.for_view.view)
         np.savez_compressed(file, **parts)
 
 

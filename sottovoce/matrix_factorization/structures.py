@@ -1,11 +1,8 @@
-"""Families of C: dense, banded, Toeplitz, with restarts; and what each participation asks of X = C^T C.
+"""Families of C: dense or banded; and what each participation asks of X = C^T C.
 
 - dense: every lower-triangular C; X is zero between rounds of one class, which loses nothing for vector-valued
   contributions.
 - banded: noise looks back fewer rounds; C has b bands exactly when X has, so the same search runs on fewer entries.
-- Toeplitz: one coefficient a lag; not convex in X, so its distance to the optimum is that to the dense one.
-- restarts: blocks of rounds with fresh noise; C is block diagonal, and the search never meets a matrix larger than a
-  block. How much of a class's budget each block gets is settled between the blocks.
 
 In runs longer than K times B the same data shows in any K rounds of a class that follow each other. Patterns are then
 overlapping windows of a class: X is zero between two rounds of one window, and the diagonal sums to at most 1 over
@@ -32,28 +29,18 @@ from sottovoce.matrix_factorization.certificate import (
 )
 from sottovoce.matrix_factorization.optimizer import (
     Feasible,
-    Point,
-    Progress,
-    SearchResult,
     is_singular,
     lower_factor,
     search,
 )
-from sottovoce.support.threads import one_thread
 
 Array = NDArray[np.float64]
-
-DAMPING = 0.25
-"""Power of its multiplier by which a share changes: 1/2 would suit all shares at once, but single ones then swing."""
-
-SWEEPS = 60
-"""How often the blocks of a run with restarts may trade their budgets."""
 
 TURNS = 8
 NORMS = (10.0, 50.0, 200.0, 1000.0, 4000.0)
 """How closely the largest window is followed while scales are chosen."""
 
-STRUCTURES = ("dense", "banded", "toeplitz")
+STRUCTURES = ("dense", "banded")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,71 +51,53 @@ class ProvenFactor:
     proof: Array
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Structure:
-    """Which C are searched: of all, those with so many bands, with one coefficient a lag, or with restarts."""
+    """Which C are searched: all of them, or those with so many bands."""
 
-    name: str = "dense"
     bands: int | None = None
-    restart: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.name not in STRUCTURES:
-            raise InputError(f"structure {self.name!r}", f"known: {', '.join(STRUCTURES)}", "choose one of them")
-        if self.bands is not None:
-            if self.name == "dense":
-                rule = "only banded and toeplitz have bands"
-                raise InputError(f"{self.bands} bands of a dense C", rule, "choose one of these")
-            require_whole("bands", self.bands, 1)
-        if self.restart is not None:
-            require_whole("restart", self.restart, 1)
-            if self.name != "dense":
-                rule = "the blocks between restarts are dense"
-                raise InputError(f"restarts of a {self.name} C", rule, "leave out the structure or the restarts")
 
     @classmethod
-    def within(cls, rounds: int, scheme: Participation, name: str, bands: int | None, restart: int | None) -> Structure:
-        """With no more bands than rounds; with B bands unless others are given."""
-        if name != "dense":
+    def within(cls, rounds: int, scheme: Participation, name: str, bands: int | None) -> Structure:
+        """Of this name, with no more bands than rounds; with B bands unless others are given."""
+        if name not in STRUCTURES:
+            raise InputError(f"structure {name!r}", f"known: {', '.join(STRUCTURES)}", "choose one of them")
+        if bands is not None:
+            require_whole("bands", bands, 1)
+        if name == "banded":
             own = rounds if scheme.times is None else scheme.apart
-            bands = min(rounds, own if bands is None else bands)
-        return cls(name=name, bands=bands, restart=restart)
+            return cls(min(rounds, own if bands is None else bands))
+        if bands is not None:
+            raise InputError(f"{bands} bands of a dense C", "only a banded one has bands", "choose banded")
+        return cls()
 
     def __str__(self) -> str:
-        return self.name if self.bands is None else f"{self.name}, {self.bands} bands"
+        return "dense" if self.bands is None else f"banded, {self.bands} bands"
 
-    def optimise(self, H: Array, scheme: Participation, gap: float, progress: Progress | None = None) -> ProvenFactor:
+    def optimise(self, H: Array, scheme: Participation, gap: float) -> ProvenFactor:
         """The best C of this structure that is found, with its proof."""
-        if self.restart is not None and self.restart < len(H):
-            return restarts(H, scheme, self.restart, gap, progress)
-        if self.bands is None:
-            return dense(H, scheme, gap, progress)
-        make = banded if self.name == "banded" else toeplitz
-        return make(H, scheme, self.bands, gap, progress)
+        return dense(H, scheme, gap) if self.bands is None else banded(H, scheme, self.bands, gap)
 
     def bound_of(self, proof: Array, H: Array, scheme: Participation) -> float:
         """No C of those that `among` names is better than this, whatever the matrix is."""
-        T, per_class = len(H), patterns_per_class(scheme, len(H)) ** 2
-        if self.name == "banded":
-            return bound_in_band(proof, H, feasible(scheme, T, self.bands)) / per_class
-        if self.restart is not None and self.restart < T:
-            return bound_by_classes(proof, H, classes_of(scheme, T), _spans(T, self.restart)) / per_class
+        T = len(H)
+        if self.bands is not None:
+            return bound_in_band(proof, H, feasible(scheme, T, self.bands)) / patterns_per_class(scheme, T) ** 2
         if overlap(scheme, T):
             return bound_by_windows(proof, H, windows(scheme, T))
-        return bound_by_classes(proof, H, classes_of(scheme, T), [slice(0, T)])
+        return bound_by_classes(proof, H, classes_of(scheme, T))
 
-    def among(self, rounds: int) -> str:
+    @property
+    def among(self) -> str:
         """For which C the bound holds."""
-        if self.restart is not None and self.restart < rounds:
-            return f"C with restarts every {self.restart} rounds"
-        return f"C with {self.bands} bands" if self.name == "banded" else "all C"
+        return "all C" if self.bands is None else f"C with {self.bands} bands"
 
     def is_provable(self, H: Array, scheme: Participation) -> bool:
         """Whether a search of this structure ends with a bound as close as was asked for.
 
-        Not where patterns overlap, with one coefficient a lag, or for a singular H, which wants a C without inverse.
+        Not where patterns overlap, or for a singular H, which wants a C without inverse.
         """
-        return self.name != "toeplitz" and not overlap(scheme, len(H)) and not is_singular(H)
+        return not overlap(scheme, len(H)) and not is_singular(H)
 
 
 def require_whole(name: str, value: object, least: int) -> None:
@@ -153,12 +122,12 @@ def feasible(scheme: Participation, rounds: int, bands: int | None = None) -> Fe
     return Feasible(classes, free, np.ones(classes.max() + 1))
 
 
-def dense(H: Array, scheme: Participation, gap: float, progress: Progress | None = None) -> ProvenFactor:
+def dense(H: Array, scheme: Participation, gap: float) -> ProvenFactor:
     """The best C of all."""
-    found = search(H, feasible(scheme, len(H)), certify, gap=gap, progress=progress)
+    found = search(H, feasible(scheme, len(H)), certify, gap=gap)
     X, proof = found.X, found.certificate.F
     if overlap(scheme, len(H)):
-        X, proof = _refined(X, H, windows(scheme, len(H)), gap, progress)
+        X, proof = _refined(X, H, windows(scheme, len(H)), gap)
     return ProvenFactor(lower_factor(X), proof)
 
 
@@ -176,7 +145,7 @@ def windows(scheme: Participation, rounds: int) -> Array:
     return inside
 
 
-def _refined(X: Array, H: Array, inside: Array, gap: float, progress: Progress | None) -> tuple[Array, Array]:
+def _refined(X: Array, H: Array, inside: Array, gap: float) -> tuple[Array, Array]:
     """A better X than one that was found for whole classes, and the G from which `bound_by_windows` bounds it best."""
     free = (inside @ inside.T) == 0
     best, value, lower, proof = X, np.inf, 0.0, _dual(X, H)
@@ -189,8 +158,6 @@ def _refined(X: Array, H: Array, inside: Array, gap: float, progress: Progress |
         before = value
         if now < value:
             best, value = X, now
-        if progress is not None:
-            progress(value / lower - 1)
         if value <= (1 + gap) * lower or value > (1 - gap / 10) * before:
             break
         space = Feasible(np.arange(len(H)), free, np.diag(X).copy())
@@ -241,119 +208,10 @@ def patterns_per_class(scheme: Participation, rounds: int) -> int:
     return math.ceil(longest / scheme.times)
 
 
-def banded(H: Array, scheme: Participation, bands: int, gap: float, progress: Progress | None = None) -> ProvenFactor:
+def banded(H: Array, scheme: Participation, bands: int, gap: float) -> ProvenFactor:
     """The best C with so many bands."""
     space = feasible(scheme, len(H), bands)
-    found = search(H, space, certify_banded, gap=gap, progress=progress)
+    found = search(H, space, certify_banded, gap=gap)
     C = lower_factor(found.X)
     far = np.subtract.outer(np.arange(len(H)), np.arange(len(H)))
     return ProvenFactor(np.where(far < bands, C, 0.0), found.certificate.F)
-
-
-def toeplitz(H: Array, scheme: Participation, bands: int, gap: float, progress: Progress | None = None) -> ProvenFactor:
-    """A good C with one coefficient a lag; the bound is that of all C."""
-    C = toeplitz_only(H, scheme, bands)
-    return ProvenFactor(C, dense(H, scheme, gap, progress).proof)
-
-
-@one_thread()
-def toeplitz_only(H: Array, scheme: Participation, bands: int) -> Array:
-    """The same without a bound: descent on the coefficients, from those of the square root of prefix sums."""
-    T = len(H)
-    patterns = scheme.patterns(T)
-    lags = np.subtract.outer(np.arange(T), np.arange(T))
-
-    def matrix(coefficients: Array) -> Array:
-        padded = np.concatenate([[1.0], coefficients, np.zeros(T - bands)])
-        return np.where(lags >= 0, padded[np.abs(lags)], 0.0)
-
-    def value(coefficients: Array) -> tuple[float, Array]:
-        C = matrix(coefficients)
-        X = C.T @ C
-        point = Point.at(X, H)
-        if point is None:
-            return np.inf, np.zeros_like(coefficients)
-        sums = [np.abs(X[np.ix_(pattern, pattern)]).sum() for pattern in patterns]
-        worst = patterns[int(np.argmax(sums))]
-        slope = np.zeros((T, T))
-        slope[np.ix_(worst, worst)] = np.sign(X[np.ix_(worst, worst)]) / max(sums)
-        by_entry = 2 * C @ (slope - point.G / point.value)
-        by_lag = [np.trace(by_entry, offset=-lag) for lag in range(1, bands)]
-        return float(np.log(max(sums) * point.value)), np.array(by_lag)
-
-    lag = np.arange(1, bands)
-    start = np.cumprod((2 * lag - 1) / (2 * lag))
-    best = start if bands == 1 else optimize.minimize(value, start, jac=True, method="L-BFGS-B").x
-    return matrix(np.asarray(best, dtype=np.float64))
-
-
-def restarts(
-    H: Array, scheme: Participation, length: int, gap: float, progress: Progress | None = None
-) -> ProvenFactor:
-    """The best block-diagonal C with blocks of so many rounds: fresh noise in each."""
-    T = len(H)
-    classes = classes_of(scheme, T)
-    count = classes.max() + 1
-    spans = _spans(T, length)
-    shares = np.array([np.bincount(classes[span], minlength=count) for span in spans], dtype=float)
-    shares *= np.array([np.sqrt(np.trace(H[span, span])) for span in spans])[:, None]
-    shares /= shares.sum(axis=0)
-    X: list[Array | None] = [None] * len(spans)
-    best, value, bound, proof = X, np.inf, 0.0, np.eye(T)
-    for _ in range(SWEEPS):
-        blocks = [_block(H[span, span], classes[span], shares[i], X[i], gap / 20) for i, span in enumerate(spans)]
-        X = [found.X for found, _ in blocks]
-        multipliers = np.zeros_like(shares)
-        for i, (found, present) in enumerate(blocks):
-            multipliers[i, present] = found.certificate.diagonals
-        now = sum(found.value for found, _ in blocks)
-        joint = _joint_proof(T, spans, classes, blocks, multipliers, shares)
-        now_bound = bound_by_classes(joint, H, classes, spans)
-        bound, proof = (now_bound, joint) if now_bound > bound else (bound, proof)
-        if now < value:
-            best, value = X, now
-        if progress is not None:
-            progress(value / bound - 1)
-        if value <= (1 + gap) * bound:
-            break
-        shares = shares * multipliers**DAMPING
-        shares /= shares.sum(axis=0)
-    C = np.zeros((T, T))
-    for span, block in zip(spans, best, strict=True):
-        assert block is not None
-        C[span, span] = lower_factor(block)
-    return ProvenFactor(C, proof)
-
-
-def _spans(rounds: int, length: int) -> list[slice]:
-    """Blocks of so many rounds, the last one perhaps shorter."""
-    return [slice(first, min(rounds, first + length)) for first in range(0, rounds, length)]
-
-
-def _block(
-    H: Array, classes: NDArray[np.intp], shares: Array, start: Array | None, gap: float
-) -> tuple[SearchResult, NDArray[np.intp]]:
-    """One block, with its share of every class that is present."""
-    present, renumbered = np.unique(classes, return_inverse=True)
-    space = Feasible(renumbered, np.not_equal.outer(classes, classes), shares[present])
-    if start is not None:
-        scale = np.sqrt(space.budgets / space.sums(np.diag(start)))[renumbered]
-        start = start * np.outer(scale, scale)
-    return search(H, space, certify, gap=gap, start=start), present
-
-
-def _joint_proof(
-    rounds: int,
-    spans: list[slice],
-    classes: NDArray[np.intp],
-    blocks: list[tuple[SearchResult, NDArray[np.intp]]],
-    multipliers: Array,
-    shares: Array,
-) -> Array:
-    """The proof for all blocks together: one diagonal for each class, whatever the block."""
-    common = (multipliers * shares).sum(axis=0)
-    joint = np.zeros((rounds, rounds))
-    for span, (found, _) in zip(spans, blocks, strict=True):
-        F = found.certificate.F
-        joint[span, span] = F * np.sqrt(common[classes[span]] / (F**2).sum(axis=1))[:, None]
-    return joint

@@ -5,11 +5,10 @@ Noise of round s is in the models after round t as `W_t ... W_s`, so for the err
     H[s,s'] = sum_{t >= max(s,s')} trace( (W^(t-s+1))^T W^(t-s'+1) )
 
 Routes to it: the spectrum of a fixed W that is symmetric, or similar to one that is; columns of powers in general, a
-block of nodes at a time, exactly; the same for topologies that change; and random probes in place of columns where
-there are too many nodes (Hutchinson's estimator of a trace), with the standard error.
+block of nodes at a time; and the same for topologies that change.
 
     >>> from sottovoce.core.topologies import metropolis
-    >>> workload(metropolis("complete:4"), 3).H
+    >>> workload(metropolis("complete:4"), 3)
     array([[3., 2., 1.],
            [2., 2., 1.],
            [1., 1., 1.]])
@@ -19,8 +18,7 @@ Shapes: N nodes, T rounds, M columns at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +26,7 @@ from scipy import linalg, sparse
 
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
+from sottovoce.support.limits import Cost, check_cost
 
 Array = NDArray[np.float64]
 
@@ -37,22 +36,11 @@ OBJECTIVES = ("all", "last", "average")
 EIGENVALUES = 8000
 """Up to this many nodes the spectrum of a symmetric W is computed."""
 
-PRODUCTS = 5e11
-"""Up to this many multiplications columns of powers are all computed."""
+PRODUCT_SECONDS = 1e-9
+"""Of a multiplication in columns of powers."""
 
 AT_ONCE = 1.2e7
 """About how many numbers a block of columns may take."""
-
-PROBES = 64
-
-
-@dataclass(frozen=True, eq=False)
-class Workload:
-    """H, its relative standard error (0 where it is exact), and what noise of a covariance does after each round."""
-
-    H: Array
-    error: float
-    errors: Callable[[Array], Array]
 
 
 def workload(
@@ -61,9 +49,7 @@ def workload(
     objective: str = "all",
     *,
     nodes: NDArray[np.intp] | None = None,
-    probes: int | None = None,
-    seed: int = 0,
-) -> Workload:
+) -> Array:
     """H of a topology; with `nodes`, of the noise of these nodes only."""
     if objective not in OBJECTIVES:
         raise InputError(f"objective {objective!r}", f"known: {', '.join(OBJECTIVES)}", "choose one of them")
@@ -72,34 +58,25 @@ def workload(
     for t in range(1 if topology.static else rounds):
         topology.at(t).require("row-stochastic")
     if not topology.static:
-        return _changing(topology, rounds, objective, nodes, probes, seed)
+        return _changing(topology, rounds, objective, nodes)
     if objective == "average":
-        return _of_powers(_average_powers(topology, rounds, nodes), "average", 0.0)
-    if probes is None and nodes is None and topology.at(0).symmetric and topology.n <= EIGENVALUES:
-        return _of_powers(_spectral_powers(topology, rounds), objective, 0.0)
-    if probes is None and nodes is None and topology.n <= EIGENVALUES and (root := _balance(topology)) is not None:
-        return _of_powers(_reversible_powers(topology, rounds, root), objective, 0.0)
-    columns = topology.n if nodes is None else len(nodes)
-    if probes is None and topology.n * columns * rounds**2 > PRODUCTS:
-        probes = PROBES
-    powers, error = _column_powers(topology, rounds, _columns(topology.n, rounds, nodes, probes, seed), probes)
-    return _of_powers(powers, objective, error)
+        return _of_powers(_average_powers(topology, rounds, nodes), "average")
+    if nodes is None and topology.n <= EIGENVALUES:
+        if topology.at(0).symmetric:
+            return _of_powers(_spectral_powers(topology, rounds), objective)
+        if (root := _balance(topology)) is not None:
+            return _of_powers(_reversible_powers(topology, rounds, root), objective)
+    return _of_powers(_column_powers(topology, rounds, nodes), objective)
 
 
-def _of_powers(P: Array, objective: str, error: float) -> Workload:
+def _of_powers(P: Array, objective: str) -> Array:
     """H from `P[p-1, q-1] = trace((W^p)^T W^q)`: round t contributes P of the lags t-s+1."""
-    T = len(P)
-    last = P[::-1, ::-1]
-    H = last.copy()
+    H = P[::-1, ::-1].copy()
     if objective != "last":
-        for s in range(T - 2, -1, -1):
+        for s in range(len(P) - 2, -1, -1):
             H[s, :-1] += H[s + 1, 1:]
             H[s + 1 :, s] = H[s, s + 1 :]
-
-    def errors(V: Array) -> Array:
-        return np.array([float(np.vdot(V[:t, :t], last[T - t :, T - t :])) for t in range(1, T + 1)])
-
-    return Workload((H + H.T) / 2, error, errors)
+    return np.asarray((H + H.T) / 2)
 
 
 def _spectral_powers(topology: Topology, rounds: int) -> Array:
@@ -139,80 +116,47 @@ def _average_powers(topology: Topology, rounds: int, nodes: NDArray[np.intp] | N
     return np.array(rows) @ np.array(rows).T
 
 
-def _columns(n: int, rounds: int, nodes: NDArray[np.intp] | None, probes: int | None, seed: int) -> Iterator[Array]:
-    """Blocks of unit columns, one for each node; or of random signs on the nodes."""
-    there = np.arange(n) if nodes is None else np.asarray(nodes)
+def _columns(topology: Topology, rounds: int, nodes: NDArray[np.intp] | None, products: float) -> Iterator[Array]:
+    """Blocks of unit columns, one for each node; refused where powers of all of them take too many products."""
+    n, there = topology.n, np.arange(topology.n) if nodes is None else nodes
+    cost = Cost(seconds=PRODUCT_SECONDS * n * len(there) * products)
+    check_cost(f"what noise does on {topology.name} in {rounds:,} rounds", cost, "take fewer rounds or a smaller graph")
     size = max(1, int(AT_ONCE / (n * rounds)))
-    rng = np.random.default_rng(seed)
-    count = len(there) if probes is None else probes
-    for first in range(0, count, size):
-        width = min(size, count - first)
-        block = np.zeros((n, width))
-        if probes is None:
-            block[there[first : first + width], np.arange(width)] = 1.0
-        else:
-            block[there] = rng.choice([-1.0, 1.0], size=(len(there), width))
+    for first in range(0, len(there), size):
+        some = there[first : first + size]
+        block = np.zeros((n, len(some)))
+        block[some, np.arange(len(some))] = 1.0
         yield block
 
 
-def _column_powers(
-    topology: Topology, rounds: int, columns: Iterator[Array], probes: int | None
-) -> tuple[Array, float]:
-    """`sum over columns e of <W^p e, W^q e>`; for probes their mean, and the error of its trace."""
-    W, P, traces = topology.at(0).weights, np.zeros((rounds, rounds)), []
-    for block in columns:
-        N, M = block.shape
-        powers = np.empty((rounds, N, M))
+def _column_powers(topology: Topology, rounds: int, nodes: NDArray[np.intp] | None) -> Array:
+    """`sum over columns e of <W^p e, W^q e>`."""
+    W, P = topology.at(0).weights, np.zeros((rounds, rounds))
+    for block in _columns(topology, rounds, nodes, rounds**2):
+        powers = np.empty((rounds, *block.shape))
         for p in range(rounds):
             block = powers[p] = W @ block
-        traces += np.einsum("pnm,pnm->m", powers, powers).tolist()
         flat = powers.reshape(rounds, -1)
         P += flat @ flat.T
-    return (P, 0.0) if probes is None else (P / probes, _standard_error(traces))
+    return P
 
 
-def _standard_error(values: list[float]) -> float:
-    if len(values) < 2:
-        raise InputError(f"{len(values)} probe", "an error bar needs at least two", f"use {PROBES}")
-    return float(np.std(values, ddof=1) / np.sqrt(len(values)) / np.mean(values))
-
-
-def _changing(
-    topology: Topology, rounds: int, objective: str, nodes: NDArray[np.intp] | None, probes: int | None, seed: int
-) -> Workload:
+def _changing(topology: Topology, rounds: int, objective: str, nodes: NDArray[np.intp] | None) -> Array:
     """Products of the W of all rounds; a node that is absent in a round adds no noise in it."""
-    count = topology.n if nodes is None else len(nodes)
-    if probes is None and objective != "average" and topology.n * count * rounds**3 / 3 > PRODUCTS:
-        probes = PROBES
-
-    def parts() -> Iterator[tuple[int, Array, Array]]:
-        if objective == "average":
-            for t, rows in enumerate(_average_rows(topology, rounds, nodes)):
-                yield t, rows @ rows.T, np.zeros(0)
-            return
-        for block in _columns(topology.n, rounds, nodes, probes, seed):
-            for t, (gram, traces) in enumerate(_responses(topology, rounds, block)):
-                yield t, gram / (probes or 1), traces
-
-    def errors(V: Array) -> Array:
-        out = np.zeros(rounds)
-        for t, gram, _ in parts():
-            out[t] += np.vdot(V[: t + 1, : t + 1], gram)
-        return out
-
-    H, by_probe = np.zeros((rounds, rounds)), []
-    for t, gram, traces in parts():
-        if t == 0:
-            by_probe.append(np.zeros_like(traces))
+    if objective == "average":
+        grams = ((t, rows @ rows.T) for t, rows in enumerate(_average_rows(topology, rounds, nodes)))
+    else:
+        blocks = _columns(topology, rounds, nodes, rounds**3 / 3)
+        grams = ((t, gram) for block in blocks for t, gram in enumerate(_responses(topology, rounds, block)))
+    H = np.zeros((rounds, rounds))
+    for t, gram in grams:
         if objective != "last" or t == rounds - 1:
             H[: t + 1, : t + 1] += gram
-            by_probe[-1] += traces
-    exact = probes is None or objective == "average"
-    return Workload((H + H.T) / 2, 0.0 if exact else _standard_error(np.concatenate(by_probe).tolist()), errors)
+    return np.asarray((H + H.T) / 2)
 
 
-def _responses(topology: Topology, rounds: int, block: Array) -> Iterator[tuple[Array, Array]]:
-    """After each round: the Gram matrix of what noise of the rounds up to it has become, and each column's share."""
+def _responses(topology: Topology, rounds: int, block: Array) -> Iterator[Array]:
+    """After each round: the Gram matrix of what noise of the rounds up to it has become."""
     N, M = block.shape
     state = np.zeros((N, 0))
     for t in range(rounds):
@@ -220,7 +164,7 @@ def _responses(topology: Topology, rounds: int, block: Array) -> Iterator[tuple[
         fresh = block if mixing.active is None else block * mixing.active[:, None]
         state = mixing.weights @ np.concatenate([state, fresh], axis=1)
         flat = state.reshape(N, t + 1, M).transpose(1, 0, 2).reshape(t + 1, -1)
-        yield flat @ flat.T, np.einsum("ntm,ntm->m", *2 * [state.reshape(N, t + 1, M)])
+        yield flat @ flat.T
 
 
 def _average_rows(topology: Topology, rounds: int, nodes: NDArray[np.intp] | None) -> Iterator[Array]:

@@ -49,8 +49,6 @@ Progress = Callable[[int, int], None]
 STORE = "figures are stored in a text file", "name another file"
 """The rule that a store breaks where it cannot be read or written, and the remedy."""
 
-SHADES = " .:-=+*#%@"
-
 
 def all_pairs(
     system: LinearSystem,
@@ -247,24 +245,3 @@ def _append(store: Path, row: Mapping[str, JSON]) -> None:
         file.write(json.dumps(row) + "\n")
         file.flush()
         os.fsync(file.fileno())
-
-
-def heat_map(values: NDArray[np.float64], *, most: int = 60) -> str:
-    """Shades, darker for more, on a logarithmic scale; large ones show the largest of each block.
-
-    >>> print(heat_map(np.array([[0.0, 1.0], [0.01, 0.0]])))
-      @@
-    ..
-    """
-    high, wide = (-(-count // most) for count in values.shape)
-    largest = np.maximum.reduceat(values, np.arange(0, values.shape[0], high), axis=0)
-    largest = np.maximum.reduceat(largest, np.arange(0, values.shape[1], wide), axis=1)
-    positive = largest[(largest > 0) & np.isfinite(largest)]
-    if not positive.size:
-        return "\n".join("  " * largest.shape[1] for _ in largest)
-    least, most_of_all = np.log(positive.min()), np.log(positive.max())
-    with np.errstate(divide="ignore"):
-        level = (np.log(largest) - least) / max(most_of_all - least, 1e-12)
-    steps = len(SHADES) - 2
-    index = np.where(largest > 0, 1 + np.clip(np.round(level * steps), 0, steps), 0).astype(int)
-    return "\n".join("".join(2 * SHADES[k] for k in row).rstrip() for row in index)

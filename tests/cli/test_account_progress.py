@@ -236,8 +236,6 @@ def test_a_stopped_plan_shows_its_rows_and_a_stopped_search_how_far_it_was(sotto
     assert code == 130
     assert f"stopped after 1 of {len(planner.candidates())} algorithms. Nothing is kept; --algorithm dp-d-sgd" in err
     assert "answers with what was found: dp-d-sgd: sigma" in err
-    monkeypatch.setattr("sottovoce.matrix_factorization.factorization.factorize", stopped_at(0.0234))
-    assert "stopped at a gap of 2.3e-02. Nothing is kept; --gap 2.5e-02 ends there." in sotto("noise --graph ring:4")[2]
     monkeypatch.setattr("sottovoce.matrix_factorization.sampled_noise.sampled_noise", stopped_at(2, 8))
     err = sotto("noise --graph ring:4 --sampled 0.1 --rounds 8 --epsilon 2")[2]
     assert "stopped after 2 of 8 numbers of parts. What was found is stored; the same command" in err

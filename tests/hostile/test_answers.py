@@ -435,7 +435,6 @@ NODE = NAMES.index("Mercy")
         "account --graph file:edges.csv --rounds 3 --json --view node:Hill --victim {}",
         "calibrate --graph file:edges.csv --rounds 3 --epsilon 2 --json --view coalition:{},Hill",
         "account --graph file:edges.csv --rounds 3 --json --view coalition:any-2 --victim {}",
-        "noise --graph file:edges.csv --participation 2x2 --no-cache --json --view node:{}",
         "attack runs/small --json --attacker {}",
         "attack runs/small --json --attack reconstruction --attacker {}",
         "attack runs/small --json --attack pooled --view coalition:{},Hill",

@@ -110,7 +110,6 @@ def test_no_text_is_a_signature():
         "account --graph ring:4 --rounds 4 --adjacency record --records 10 --participation cyclic-poisson:1e-320x2",
         "noise --graph complete:4 --rounds 8 --epsilon 2 --sampled 1e-320",
         "noise --graph complete:4 --rounds 99999999999999999999 --epsilon 2 --sampled 0.1",
-        "noise --graph complete:4 --rounds 8 --probes 99999999999999",
         "account --graph ring:4 --rounds 4 --view node:" + 5000 * "9",
         "account --graph ring:4 --rounds 4 --view coalition:any-" + 5000 * "9",
     ],

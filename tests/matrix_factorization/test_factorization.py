@@ -24,7 +24,7 @@ from sottovoce import (
 )
 from sottovoce.core.correlation import Differences, Triangular
 from sottovoce.core.participation import parse_participation
-from sottovoce.matrix_factorization import for_view, structures
+from sottovoce.matrix_factorization import structures
 from sottovoce.matrix_factorization.certificate import certify, nuclear
 from sottovoce.matrix_factorization.optimizer import lower_factor, search
 from sottovoce.matrix_factorization.result import error_of, normalised, sensitivity_squared
@@ -144,7 +144,7 @@ def test_stored_brute_force_value():
 def test_constrained_solver_agrees_on_a_graph():
     """SLSQP on the entries of X that participation leaves free, with its constraints spelled out."""
     T, b = 6, 3
-    H = workload(metropolis("path:4"), T).H
+    H = workload(metropolis("path:4"), T)
     pairs = [(i, j) for i in range(T) for j in range(i) if (i - j) % b]
 
     def matrix(x):
@@ -200,7 +200,7 @@ def test_closed_forms_of_the_baselines():
         (metropolis("ring:5"), "every", 6),
     ):
         found = factorize(net, rounds=T, participation=scheme)
-        H, who = workload(net, T).H, parse_participation(scheme)
+        H, who = workload(net, T), parse_participation(scheme)
         for C, value in ((np.eye(T), found.independent), (Differences().matrix(T), found.antipgd)):
             assert value == pytest.approx(sensitivity_squared(C, who) * error_of(C, H), rel=1e-12)
 
@@ -241,22 +241,17 @@ def test_factor_is_of_this_matrix_and_of_no_other():
 @pytest.mark.parametrize("settings", [
     {"participation": "4x8"}, {"rounds": 12}, {"participation": "1x9"}, {"participation": "3x8", "rounds": 20},
     {"participation": "2x8", "rounds": 40}, {"participation": "4x8", "structure": "banded", "bands": 3},
-    {"participation": "4x8", "structure": "toeplitz"}, {"participation": "4x8", "structure": "toeplitz", "bands": 20},
-    {"participation": "4x8", "restart": 16}, {"participation": "4x8", "objective": "last"},
-    {"participation": "4x8", "objective": "average"},
+    {"participation": "4x8", "objective": "last"}, {"participation": "4x8", "objective": "average"},
 ], ids=str)  # fmt: skip
 def test_every_result_keeps_its_word(settings):
     net = metropolis("path:5")
     found = factorize(net, **settings)
-    H = workload(net, found.rounds, found.goal).H
+    H = workload(net, found.rounds, found.goal)
     scheme = parse_participation(found.participation)
     assert not np.triu(found.C, 1).any()
     assert 1 - 1e-6 < sensitivity_squared(found.C, scheme) <= 1
     assert found.objective == pytest.approx(error_of(found.C, H), rel=1e-12)
     assert found.lower_bound <= found.objective
-    if found.goal != "last":
-        assert found.errors.sum() == pytest.approx(found.objective)
-    assert (found.errors > 0).all()
     assert found.objective <= found.independent * (1 + 1e-9)
 
 
@@ -282,18 +277,11 @@ def test_optimised_x_is_c_transpose_c():
         ({"participation": "4x"}, "participation '4x'"),
         ({"participation": "4x16", "rounds": 20}, "participation 4x16 in 20 rounds"),
         ({"rounds": 4, "objective": "worst"}, "objective 'worst'; known: all, last, average"),
-        ({"rounds": 4, "structure": "sparse"}, "structure 'sparse'; known: dense, banded, toeplitz"),
+        ({"rounds": 4, "structure": "sparse"}, "structure 'sparse'; known: dense, banded"),
         ({"rounds": 4, "bands": 2}, "2 bands of a dense C"),
         ({"rounds": 4, "structure": "banded", "bands": 0}, "bands = 0"),
-        ({"rounds": 4, "structure": "banded", "restart": 2}, "restarts of a banded C"),
-        ({"rounds": 4, "restart": 0}, "restart = 0"),
         ({"rounds": 4, "gap": 0}, "gap 0; it must lie between"),
         ({"rounds": 4, "gap": float("nan")}, "gap nan"),
-        ({"rounds": 4, "probes": 1}, "probes = 1; a whole number from 2"),
-        ({"rounds": 4, "seed": -1}, "seed = -1"),
-        ({"rounds": 4, "view": "node:9"}, "node 9 in view node:9"),
-        ({"rounds": 4, "view": []}, "no view"),
-        ({"rounds": 4, "view": "node:0", "structure": "banded"}, "a banded C for a view"),
     ],
     ids=str,
 )
@@ -310,12 +298,6 @@ def test_wrong_weights_and_classes_are_refused():
         factorize_by_class(metropolis("ring:4"), [0, 1], rounds=4)
     with pytest.raises(InputError, match="numbered from 0 without gaps"):
         factorize_by_class(metropolis("ring:4"), [0, 2, 0, 2], rounds=4)
-
-
-def test_view_that_is_too_large_is_refused(monkeypatch):
-    monkeypatch.setattr(for_view, "PRODUCT_SECONDS", 1.0)
-    with pytest.raises(InputError, match="choosing noise against node:0 over 4 rounds takes about 6 days"):
-        factorize(metropolis("ring:5"), rounds=4, view="node:0")
 
 
 def test_neither_factorize_nor_noise_loads_torch():

@@ -32,7 +32,7 @@ def found(epsilon, net="ring:4", rounds=24, share=0.25):
 def test_both_parents_are_in_the_class(epsilon):
     """Poisson batches with independent noise, and cyclic batches with the best C of all."""
     choice = found(epsilon)
-    H, net = workload(metropolis("ring:4"), 24).H, metropolis("ring:4")
+    H, net = workload(metropolis("ring:4"), 24), metropolis("ring:4")
     first, last = choice.tried[0], choice.tried[-1]
     plain = noise_for(epsilon, share=0.25, rounds=24, delta=DELTA) ** 2 * np.trace(H)
     assert (first.parts, first.share) == (1, 0.25)
@@ -50,7 +50,7 @@ def test_every_choice_meets_the_target_with_a_C_that_sampling_counts_for():
         C = one.factorization.correlation.matrix(24)
         assert np.subtract.outer(np.arange(24), np.arange(24))[C != 0].max() < one.parts
         assert np.linalg.norm(C, axis=0).max() <= 1.0
-        assert one.factorization.objective == pytest.approx(error_of(C, workload(metropolis("ring:4"), 24).H))
+        assert one.factorization.objective == pytest.approx(error_of(C, workload(metropolis("ring:4"), 24)))
         spent = epsilon_of_batches(noise=one.noise, share=one.share, rounds=-(-24 // one.parts), delta=DELTA)
         assert 0.98 * 1.0 < spent <= 1.0
 
@@ -130,7 +130,7 @@ def test_error_slope_and_dual_are_those_of_dense_matrices(objective, bands):
     rng = np.random.default_rng(bands)
     columns = np.column_stack([rng.uniform(0.5, 1.0, T), rng.uniform(-0.4, 0.4, (T, bands - 1))])
     columns[np.add.outer(np.arange(T), np.arange(bands)) >= T] = 0.0
-    found, H, C = banded_error(columns, modes_of(net, T, objective)), workload(net, T, objective).H, dense(columns)
+    found, H, C = banded_error(columns, modes_of(net, T, objective)), workload(net, T, objective), dense(columns)
     V = np.linalg.inv(C.T @ C)
     G = V @ H @ V
     assert found.value == pytest.approx(np.trace(V @ H), rel=1e-10)
@@ -155,7 +155,7 @@ def test_two_searches_that_share_no_code_agree():
     norms = np.linalg.norm(dense(ours.C_TB), axis=0)
     assert norms.max() <= 1.0
     np.testing.assert_allclose(norms, 1.0, rtol=1e-9)
-    assert ours.independent == pytest.approx(np.trace(workload(net, T).H))
+    assert ours.independent == pytest.approx(np.trace(workload(net, T)))
 
 
 def test_the_bound_holds_wherever_a_search_stands():

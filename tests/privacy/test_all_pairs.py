@@ -9,7 +9,7 @@ import pytest
 
 from sottovoce import InputError, account, algorithm, metropolis, trace
 from sottovoce.core.participation import parse_participation
-from sottovoce.privacy.all_pairs import all_pairs, heat_map, pairs_cost, sampled_attackers
+from sottovoce.privacy.all_pairs import all_pairs, pairs_cost, sampled_attackers
 from sottovoce.support import limits
 
 EVERY = parse_participation("every")
@@ -132,14 +132,6 @@ def test_a_store_that_is_a_link_is_refused_and_what_it_leads_to_stays(tmp_path, 
     assert target.exists() is there
 
 
-def test_heat_map_is_square_and_bounded():
-    lines = heat_map(np.random.default_rng(0).random((130, 130)), most=40).splitlines()
-    assert len(lines) == 33
-    assert max(map(len, lines)) <= 66
-    assert heat_map(np.zeros((2, 2))).strip() == ""
-    assert "@" in heat_map(np.array([[0.0, np.inf], [1.0, 0.0]]))
-
-
 def test_a_sample_of_attackers_is_a_part_of_all(tmp_path):
     store = tmp_path / "pairs.jsonl"
     some = sampled_attackers(15, 4, seed=3)
@@ -164,4 +156,3 @@ def test_limits_that_are_lifted_are_lifted_in_every_thread(monkeypatch):
 def test_the_estimate_of_pairs_grows_with_attackers():
     few, many = (pairs_cost(SYSTEM, EVERY, range(count)).seconds for count in (3, 15))
     assert 3 * few < many
-    assert heat_map(np.ones((2, 130))).count("\n") == 1

@@ -33,8 +33,6 @@ TOO_LARGE = [
     "noise --graph ring:6 --rounds 5000",
     "noise --graph ring:8 --rounds 10000000 --sampled 0.1 --epsilon 20",
     "noise --graph ring:8 --rounds 20000 --sampled 1e-9 --epsilon 20",
-    "noise --graph ring:100 --rounds 1000 --view node:0",
-    "noise --graph ring:50 --rounds 100 --view coalition:any-3",
     "account --graph ring:3000 --rounds 100 --all-pairs",
     "plan --graph ring:8 --rounds 10000000 --epsilon 4 --records 1000 --adjacency record --participation poisson:0.01",
 ]
