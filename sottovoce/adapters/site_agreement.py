@@ -10,7 +10,7 @@
 
 Every site clips its update as a whole and adds noise to it, so that all data of a site is protected (`user`). A server
 sees every update, and so might anybody who reads messages: figures are about everyone. Where the sites aggregate in
-turn, and each round has all of them, single sites learn less: `view = "coalition:any-1"`.
+turn, single sites learn less: `view = "coalition:any-1"`, also where some may be missing: `least = 5`.
 """
 
 from __future__ import annotations
@@ -138,6 +138,8 @@ class SiteAgreement(Section):
             words.append(f"order={self.aggregators}")
         if self.weights is not None:
             words.append(f"shares={':'.join(map(repr, self.weights))}")
+        if self.fewest < len(self.sites):
+            words.append(f"least={self.fewest}")
         return ",".join(words)
 
 
@@ -174,10 +176,10 @@ def read_site_agreement(given: Agreed) -> SiteAgreement:
     if agreement.fewest > len(sites):
         raise InputError(f"{where}: least = {agreement.fewest}", f"there are {len(sites)} sites", "lower it")
     alone = parse_view(agreement.privacy.view, labels=tuple(sites)).kind != "everyone"
-    if alone and (agreement.aggregators == SERVER or agreement.fewest < len(sites)):
+    if alone and agreement.aggregators == SERVER:
         raise InputError(
             f"{where}: privacy.view = {agreement.privacy.view!r}",
-            "what hides a site from others is the noise of all in one mean: no server, and nobody is missing",
-            'leave out view and least, or use aggregators = "in turn"',
+            "what hides a site from others is the noise of all in one mean, and a server sees every update",
+            'leave out view, or use aggregators = "in turn"',
         )  # fmt: skip
     return agreement

@@ -4,18 +4,22 @@
     step 1:  every row is the aggregator's
 
 Whoever was missing has its own row again in the next round: it goes on from the mean that it was sent meanwhile. With
-fewer than `least` nodes present, or none that may aggregate, a round is left out.
+fewer than `least` nodes present, or without its aggregator, a round is left out: whoever keeps others from taking part
+must not aggregate instead of them.
 
     >>> from sottovoce.core.graphs import graph
     >>> swarm = parse_rotation(graph("complete:4"), "rotating,order=2--0")
     >>> [swarm.aggregator(round, np.ones(4, dtype=bool)) for round in range(3)]
     [2, 0, 2]
+    >>> swarm.aggregator(0, np.array([True, True, False, True])) is None
+    True
     >>> swarm.at(1, 0).weights.toarray()[0].tolist(), swarm.at(1, 1).weights.toarray()[3].tolist()
     ([0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0])
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -38,7 +42,7 @@ class Rotation:
     order: tuple[int, ...]
     shares: tuple[float, ...]
     coin: int | None = None
-    least: int = 1
+    least: int | None = None
 
     def at(self, round: int, step: int, present_N: NDArray[np.bool_] | None = None) -> Mixing:
         """The mixing of a step. Equal ones are one object, so that rounds that are alike are traced once."""
@@ -46,14 +50,32 @@ class Rotation:
         return _mixing(self.shares, self.aggregator(round, there), step % 2, there.tobytes())
 
     def aggregator(self, round: int, present_N: NDArray[np.bool_]) -> int | None:
-        """Who aggregates: the next of the order who is present. None where the round is left out."""
+        """Who aggregates. None where the round is left out."""
+        turn = self.turn(round)
+        return turn if present_N[turn] and present_N.sum() >= (self.least or 1) else None
+
+    def least_noise(
+        self, round: int, known: Sequence[int], victim: int, noise_N: NDArray[np.float64], *, sums: bool = False
+    ) -> float:
+        """The variance of the noise among which a victim hides in the mean, `known` nodes taken out, over its weight.
+
+        At least: they are all present, and of the others those that add least. An aggregator that is `known` hears the
+        victim alone, unless it learns only `sums`.
+        """
+        there_N, scaled_N = np.zeros(len(self.shares), dtype=bool), np.array(self.shares) * noise_N
+        there_N[victim] = True
+        if sums or self.turn(round) not in known:
+            there_N[[*known, self.turn(round)]] = True
+            others = np.argsort(np.where(there_N, np.inf, scaled_N), kind="stable")
+            there_N[others[: max(0, (self.least or 1) - int(there_N.sum()))]] = True
+        there_N[[*known]] = False
+        return float((scaled_N[there_N] ** 2).sum() / self.shares[victim] ** 2)
+
+    def turn(self, round: int) -> int:
+        """Whose turn it is to aggregate."""
         if self.coin is None:
-            first = round % len(self.order)
-            turns = np.array(self.order[first:] + self.order[:first])
-        else:
-            turns = np.random.default_rng([self.coin, round]).permutation(self.order)
-        there = turns[present_N[turns]]
-        return int(there[0]) if there.size and present_N.sum() >= self.least else None
+            return self.order[round % len(self.order)]
+        return int(np.random.default_rng([self.coin, round]).permutation(self.order)[0])
 
 
 @lru_cache(maxsize=1024)
@@ -72,7 +94,8 @@ def _mixing(shares: tuple[float, ...], aggregator: int | None, step: int, presen
 def parse_rotation(source: Graph, kind: str) -> Rotation:
     """`rotating`: in turn. `,order=2--0--1` names who aggregates, `,order=coin:SEED` draws them in public.
 
-    `,least=3`: fewer nodes leave a round out. `,shares=17:24:126`: weights of nodes in the mean.
+    `,least=3`: fewer nodes leave a round out, and unless it is known who is there in which round, what is proven holds
+    whoever is missing. `,shares=17:24:126`: weights of nodes in the mean.
     """
     n, everybody = source.n, tuple(range(source.n))
 
@@ -102,7 +125,7 @@ def parse_rotation(source: Graph, kind: str) -> Rotation:
     given = parse_options(f"weights {kind!r}", kind.split(",")[1:], known)
     order, coin = given.get("order", (everybody, None))
     _check_reach(source, order)
-    return Rotation(order, given.get("shares", (1.0,) * n), coin, given.get("least", 1))
+    return Rotation(order, given.get("shares", (1.0,) * n), coin, given.get("least"))
 
 
 def _number(source: Graph, node: str) -> int:

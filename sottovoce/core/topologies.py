@@ -23,7 +23,7 @@ from scipy import sparse
 from sottovoce.core.graphs import Graph, graph, parse_options
 from sottovoce.core.mixing import TOLERANCE, Mixing, Requirement
 from sottovoce.core.random_streams import check_seed
-from sottovoce.core.rotation import ROTATING, parse_rotation
+from sottovoce.core.rotation import ROTATING, Rotation, parse_rotation
 from sottovoce.errors import InputError
 from sottovoce.support.progress import report_stage
 
@@ -119,6 +119,14 @@ class Changing(Topology):
         """Refuses nothing: parts may be connected over time."""
 
 
+class Rotating(Changing):
+    """An aggregator that rotates, and of the other nodes any may be missing as long as so many are there as agreed."""
+
+    def __init__(self, source: Graph, rotation: Rotation, name: str) -> None:
+        super().__init__(rotation.at, n=source.n, name=name, source=source)
+        self.rotation = rotation
+
+
 def _graph_of(mixing: Mixing, name: str) -> Graph:
     sender, receiver, _ = mixing.edges
     others = sender != receiver
@@ -168,8 +176,11 @@ def rotating(source: str | Graph, settings: str = ROTATING) -> Changing:
 
     Two gossip steps make a round: `algorithm("swarm", ...)` has them.
     """
-    known = graph(source)
-    return Changing(parse_rotation(known, settings).at, n=known.n, name=f"{known.name} {settings}", source=known)
+    known, name = graph(source), f"{graph(source).name} {settings}"
+    rotation = parse_rotation(known, settings)
+    if (rotation.least or known.n) < known.n:
+        return Rotating(known, rotation, name)
+    return Changing(rotation.at, n=known.n, name=name, source=known)
 
 
 WEIGHTS: dict[str, Callable[[str | Graph], Topology]] = {

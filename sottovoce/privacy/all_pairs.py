@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from sottovoce.core.participation import Participation
 from sottovoce.core.sensitivity import relative
-from sottovoce.errors import InputError
+from sottovoce.core.topologies import Rotating
+from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy import views
 from sottovoce.privacy.exact import routes
 from sottovoce.privacy.guarantee import Figure
@@ -67,6 +68,8 @@ def all_pairs(
     `begin` is called with those attackers that are not in the store, before anything is computed or written. To
     `bounds` are added the attackers whose rows are bounds.
     """
+    if isinstance(system.topology, Rotating):
+        raise Unaccountable(f"{system.topology.name}: whoever may be missing differs by pair; ask about single views")
     scheme.check(sum(bool(step.gradients) for step in system.steps))
     who = range(system.n) if attackers is None else attackers
     out, bounds = np.zeros((len(who), system.n)), set() if bounds is None else bounds

@@ -16,6 +16,8 @@ from sottovoce.core.final_models import FinalModels
 from sottovoce.core.grid import message_grid
 from sottovoce.core.integer_sums import sum_grid
 from sottovoce.core.participation import Adjacency, Participation
+from sottovoce.core.rotation import Rotation
+from sottovoce.core.topologies import Rotating
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.absorption import couple, steps_to_couple
 from sottovoce.privacy.absorption_policy import (
@@ -41,6 +43,7 @@ from sottovoce.privacy.observation import Observation, observe
 from sottovoce.privacy.reactions import reaching_gradients
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem
+from sottovoce.tracing.round_maps import noise_deviation
 
 Array = NDArray[np.float64]
 
@@ -229,9 +232,35 @@ class KindBounds:
             if view != self.view:
                 seen = observe(self.system, view, victims=self.victims.tolist())
             squares, figure = routes.exact_loss(seen, self.scheme)
+            if isinstance(self.system.topology, Rotating):
+                squares = np.maximum(squares, self._where_others_are_missing(self.system.topology.rotation, view))
+                figure = figure if view.kind is ViewKind.COALITION else Figure.BOUND
             figures = [figure if square else Figure.EXACT for square in squares.tolist()]
             self._exact_of[view] = _Squares(squares, figures)
         return self._exact_of[view]
+
+    def _where_others_are_missing(self, rotation: Rotation, view: View) -> Array:
+        """The sum over rounds of the most that each can cost, whoever is missing in it.
+
+        So it is where that is chosen as the run goes on, by what was sent before; not by rows, or by noise of the same
+        round. A view of no nodes is taken to hear everybody alone.
+        """
+        algorithm, n = self.system.algorithm, self.system.n
+        deviation = noise_deviation(algorithm.noise, algorithm.sensitivity, self.system.topology.at(0))
+        if deviation is None:
+            raise Unaccountable(f"{self.system.topology.name}: noise of a round depends on others; leave out least")
+        noise = np.array(deviation, dtype=float)
+        moved = np.broadcast_to(algorithm.sensitivity, n)[self.victims]
+        hiding = np.array([
+            [
+                rotation.least_noise(round, view.members, victim, noise, sums=view.secure_sum)
+                if view.kind is ViewKind.COALITION else noise[victim] ** 2
+                for victim in self.victims.tolist()
+            ]
+            for round in range(self.system.rounds)
+        ])  # fmt: skip
+        each = np.divide(moved**2, hiding, out=np.full(hiding.shape, np.inf), where=hiding > 0)
+        return self.scheme.largest_sum(each)
 
     def _any_training(self) -> _Squares:
         """The best of: noisy gradients that reach the view, clipped growth, the exact loss where it is closed.
@@ -291,6 +320,8 @@ class KindBounds:
 
     def _convex_training(self) -> _Squares:
         """The absorption bound."""
+        if isinstance(self.system.topology, Rotating):
+            raise Unaccountable(f"{self.system.topology.name}: any-training is exact, whoever is missing")
         if self.system.classes > 1:
             raise Unaccountable(
                 "coordinates are scaled differently, so no condition on the loss keeps steps from expanding"

@@ -1,6 +1,7 @@
 """A rotating aggregator: its figures against dense linear algebra that shares no code with the package."""
 
 import json
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -101,11 +102,75 @@ def test_members_that_are_missing(spec):
         present.append(there)
         assert idle or (aggregators[-1] in there and len(there) >= (3 if "least=3" in spec else 1))
     assert len({len(one) for one in present}) > 1
+    assert None in aggregators  # nobody takes the turn of another
     for members in ((0,), (1, 3)):
         view = "node:0" if members == (0,) else "coalition:1,3"
         for victim, mu in figures(net, view, rounds).items():
             expected = oracle(5, aggregators, members, victim, 1.0, present=present)
             assert expected * (1 - 1e-9) <= mu <= expected * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("shares", [(1, 1, 1, 1), (5, 1, 2, 4)])
+@pytest.mark.parametrize(("least", "members"), [(3, (1,)), (2, (1,)), (3, (0, 2)), (1, (3,)), (4, (1,))])
+def test_whoever_is_missing_the_worst_is_accounted_for(shares, least, members):
+    """The figure is that of the worst of all lists of who was there, each by dense linear algebra."""
+    rounds, everybody = 3, range(4)
+    spec = f"rotating,least={least},shares={':'.join(map(str, shares))}"
+    view = f"coalition:{','.join(map(str, members))}" if len(members) > 1 else f"node:{members[0]}"
+    for victim, mu in figures(weigh("complete:4", spec), view, rounds, sigma=1.3).items():
+        there = [[set(one) for size in everybody for one in combinations(everybody, size + 1)
+                  if size + 1 >= least and {a, victim} <= set(one)] for a in turns(4, rounds)]  # fmt: skip
+        worst = max(
+            oracle(4, turns(4, rounds), members, victim, 1.3, shares=shares, present=[sorted(one) for one in present])
+            for present in product(*there)
+        )
+        assert worst * (1 - 1e-9) <= mu <= worst * (1 + 1e-9)
+
+
+def test_who_was_there_may_follow_from_messages_but_not_from_noise_of_the_round():
+    """Log likelihood ratios of whoever hears the means of 4 and keeps 2 others away: their mean is at most mu^2 / 2."""
+    rng, rounds = np.random.default_rng(5), 12
+    mu = figures(weigh("complete:4", "rotating,least=3"), "node:0", rounds)[3]
+
+    def mean_ratio(by_noise, trials=100_000):
+        found, heard = np.zeros(trials), np.zeros(trials)
+        for a in turns(4, rounds):
+            noise = rng.normal(size=(trials, 4))
+            chosen = np.abs(noise[:, 1]) < np.abs(noise[:, 2]) if by_noise else heard > 0.3
+            other = np.full(trials, a) if a in (1, 2) else np.where(chosen, 1, 2)
+            hiding = noise[:, 3] if a == 0 else noise[:, 3] + noise[np.arange(trials), other]
+            variance = 1.0 if a == 0 else 2.0
+            heard = 1.0 + hiding
+            found += (heard - 0.5) / variance
+        return found.mean() / (mu**2 / 2), found.std() / np.sqrt(mu**2)
+
+    honest, spread = mean_ratio(by_noise=False)
+    assert honest < 1.01
+    assert 0.99 < spread < 1.01
+    assert mean_ratio(by_noise=True)[1] < 0.97  # less noise than was accounted for
+
+
+def test_what_is_not_about_one_view_is_refused_where_members_may_be_missing(sotto):
+    some = "--algorithm swarm --graph complete:4 --weights rotating,least=3 --rounds 4"
+    code, _, err = sotto(f"account {some} --all-pairs")
+    assert code != 0
+    assert "least=3" in err
+    code, out, _ = sotto(
+        "account --algorithm swarm --graph complete:8 --weights rotating,least=2 --rounds 24 --view node:3 --json"
+    )
+    assert (code, json.loads(out)["headline"]["mu"]) == (0, pytest.approx(15**0.5))
+    code, out, _ = sotto(
+        "calibrate --algorithm swarm --graph complete:8 --weights rotating,least=6 --rounds 24 --view node:3 "
+        "--epsilon 4 --json"
+    )
+    held = json.loads(out)["headline"]
+    assert held["epsilon"] <= 4
+    for secure, expected in (("", 3 + 21 / 5), (" --secure-sum", 24 / 5)):
+        _, out, _ = sotto(
+            f"account --algorithm swarm --graph complete:8 --weights rotating,least=6 --rounds 24 --view node:3{secure}"
+            " --json"
+        )
+        assert json.loads(out)["headline"]["mu"] == pytest.approx(expected**0.5)
 
 
 def test_who_is_missing_goes_on_from_the_mean_it_was_sent():
