@@ -67,7 +67,7 @@ def closedness(system: LinearSystem, view: View, observed: Observation | None = 
 def _by_steps(observation: Observation) -> Closedness | None:
     """Whether a view, with its own messages, is closed; None where the check over all rounds decides."""
     system, view = observation.system, observation.view
-    open_node, hears_all = open_by_steps(observation), view.kind is ViewKind.EVERYONE and not view.secure_sum
+    open_node, hears_all = open_by_steps(observation), view.kind is ViewKind.EVERYONE
     if open_node is None and (hears_all or gossips_once(system)):
         return Closedness(True)
     weight = smallest_weight(system)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sottovoce.core.algorithm import sums_over_all, sums_over_neighbours
+from sottovoce.core.algorithm import sums_over_all
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy import views
 from sottovoce.privacy.views import View, ViewKind
@@ -85,36 +85,38 @@ def lacks_secrets(view: View, system: LinearSystem) -> bool:
 
 
 def as_sums(view: View, system: LinearSystem) -> View:
-    """A view of a run in which nodes get sums over their neighbours, and wires carry nothing but masks.
+    """A view where nodes get sums over their neighbours, as the algorithm or the view says: wires carry but masks.
 
-    Whoever hears every message then hears nothing; what everyone stands for are coalitions of as many nodes as the
-    algorithm says may collude.
+    Who hears these hears nothing: everyone stands for coalitions of as many nodes as the algorithm says may collude.
+    Whoever knows secrets beside all messages hears the messages themselves: it stands for coalitions, who know their
+    own, and no sums tell as much.
     """
-    if not sums_over_neighbours(system.algorithm):
-        return view
-    if view.kind is ViewKind.EVERYONE:
-        colluding = views.any_coalition(system.algorithm.colluders, secure_sum=True)
+    algorithm, hears_all = system.algorithm, view.kind is ViewKind.EVERYONE
+    if sums_over_all(algorithm) or not (view.secure_sum or algorithm.secure_sum):
+        return replace(view, secure_sum=False)
+    if hears_all and not view.members and not view.secrets_of:
+        colluding = views.any_coalition(algorithm.colluders, secure_sum=True)
         return replace(colluding, final_models=view.final_models)
-    return replace(view, secure_sum=True)
+    return replace(view, secure_sum=not hears_all)
 
 
 def covering_views(view: View, system: LinearSystem) -> tuple[View, ...]:
     """The adversaries for which a headline about `view` must hold, itself first.
 
     Where neighbours share secrets, a headline about everyone must hold for each node. Each is an adversary of its own
-    where so many are affordable; else one that hears everything and knows all secrets stands for them. Secure summation
-    is not counted on there. Of secure sums, in which nodes hide by noise of their own, it must hold for every
-    coalition of as many nodes as the algorithm says may collude.
+    where so many are affordable; else one that hears everything and knows all secrets stands for them. Of secure sums,
+    in which nodes hide by noise of their own, it must hold for every coalition of as many nodes as the algorithm says
+    may collude.
     """
     if hides_in_sums(system) and not view.members and view.kind is not ViewKind.ANY_COALITION:
         colluding = views.any_coalition(system.algorithm.colluders)
         return (view, replace(colluding, final_models=view.final_models))
     if view.kind is not ViewKind.EVERYONE or view.secrets_of or not lacks_secrets(view, system):
         return (view,)
-    n, whole = system.n, replace(view, secure_sum=False)
+    n = system.n
     if _each_node_is_affordable(system):
-        return (whole, *(replace(views.node(node), final_models=view.final_models) for node in range(n)))
-    return (whole, _all_knowing(view, n))
+        return (view, *(replace(views.node(node), final_models=view.final_models) for node in range(n)))
+    return (view, _all_knowing(view, n))
 
 
 @once_for_each
@@ -273,7 +275,7 @@ def together(colluders: int) -> str:
 
 def coverage(adversaries: Sequence[View], system: LinearSystem) -> Coverage:
     """Whom a figure covers that holds against each of some adversaries."""
-    whole = [view for view in adversaries if view.kind is ViewKind.EVERYONE and not view.secure_sum]
+    whole = [view for view in adversaries if view.kind is ViewKind.EVERYONE]
     unaffordable = any(not _affordable(view, system) for view in adversaries)
     if unaffordable or any(not lacks_secrets(view, system) for view in whole):
         return Coverage(True, None)

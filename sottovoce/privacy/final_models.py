@@ -62,7 +62,7 @@ def _hears_all(system: LinearSystem, view: View) -> bool:
     """Whether a view has all that is told to anybody: of one secure sum over all nodes, every node has it."""
     if sums_over_all(system.algorithm) and view.kind is ViewKind.COALITION:
         return True
-    return view.kind is ViewKind.EVERYONE and not view.secure_sum
+    return view.kind is ViewKind.EVERYONE
 
 
 def models_follow_from_messages(system: LinearSystem) -> bool:

@@ -175,7 +175,7 @@ class KindBounds:
     def _about_weights(self) -> tuple[Assumption, ...]:
         """What figures of averaging take the weights for, where they depend on these."""
         averaged = averaging_loss(self.observation)
-        if averaged is None or (self.view.kind is ViewKind.EVERYONE and not self.view.secure_sum):
+        if averaged is None or self.view.kind is ViewKind.EVERYONE:
             return ()
         return ((AssumptionKind.MEANT_WEIGHTS if averaged.rational else AssumptionKind.STORED_WEIGHTS).of(),)
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from sottovoce.core.algorithm import sums_over_neighbours
 from sottovoce.core.arrays import given_array
 from sottovoce.core.correlation import unrolled_inverse
 from sottovoce.core.final_models import FinalModels
@@ -26,6 +25,7 @@ from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.sparsity import columns_touched, rows_touching, submatrix
 from sottovoce.errors import InputError, Unaccountable
+from sottovoce.privacy.covering_views import as_sums
 from sottovoce.privacy.final_models import published
 from sottovoce.privacy.views import View, ViewKind, everyone
 from sottovoce.support.memo import once_for_each
@@ -152,8 +152,7 @@ def observe(
     """
     adversary.check(system.n)
     _check_edges(system, adversary)
-    if sums_over_neighbours(system.algorithm):
-        adversary = replace(adversary, secure_sum=True)
+    adversary = as_sums(adversary, system)
     if adversary.kind is ViewKind.ANY_COALITION:
         raise InputError(
             f"view {adversary}", "this needs one adversary, and the view stands for many", "name its nodes"
@@ -345,7 +344,7 @@ def _tapped(
 
 def _sums(sent: TracedMessages, mixing: Mixing, adversary: View) -> sparse.csr_array:
     """`sum_v W[a, v] message_v` for each listening a, over what arrives from others."""
-    listeners = np.arange(mixing.n) if adversary.kind is ViewKind.EVERYONE else np.asarray(adversary.members)
+    listeners = np.asarray(adversary.members)
     own = sparse.diags_array(mixing.weights.diagonal(), format="csr")
     weights = (mixing.weights - own)[listeners]
     if sent.receiver[0] == -1:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.core.algorithm import Algorithm
-from sottovoce.core.arrays import Rows, to_numpy
+from sottovoce.core.arrays import Rows, checked_kind, to_numpy
 from sottovoce.core.compression import Identity
 from sottovoce.core.grid import ExactNoiseChoice, with_exact_noise
 from sottovoce.core.loop import check_arguments, iterate_rounds, start_run
@@ -145,43 +145,33 @@ class TrainingRun:
         return RunState(0, loop_state, Traffic(0, 0), 0)
 
     def models(self, state: RunState) -> Tensor:
-        """The models of the nodes that live here; at the end those that were compared."""
-        for ended, compared in self._compared:
-            if ended is state.loop_state:
-                return compared
-        models = self.transport.local(self.algorithm.point(state.loop_state.state))
+        """The models of the nodes that live here, compared with what was accounted for whenever they are asked for."""
+        before = state.loop_state.state
+        stands = checked_kind(self.algorithm.point(before))
+        self._certificate().compare_models(state.rounds, before, stands)
+        models = self.transport.local(stands)
         assert isinstance(models, Tensor)
         return models
-
-    @cached_property
-    def _compared(self) -> list[tuple[LoopState, Tensor]]:
-        """The state at the end, and its models as the certificate has seen them."""
-        return []
 
     @cached_property
     def maps(self) -> tuple[ClassMaps, ...]:
         """What the maps of the algorithm are, in every round: what is accounted for, and what the run keeps to."""
         return trace_all_maps(self.algorithm, self.topology, rounds=self.rounds)
 
+    def _certificate(self) -> Certificate:
+        return Certificate(self.maps, self.algorithm.name, self.transport.nodes, self.transport.local)
+
     def play(self, state: RunState) -> Iterator[tuple[PlayedRound, RunState]]:
         """The rounds after a state, each with the state that it leads to."""
         self.gradients.nonfinite = state.nonfinite
-        transport = self.transport
-        certificate = Certificate(self.maps, self.algorithm.name, transport.nodes, transport.local)
         played = iterate_rounds(
             self.algorithm, self.topology, self.start(), self.gradients, rounds=self.rounds, seed=self.seed,
-            noise_key=self.noise_key, after=(state.rounds, state.loop_state), transport=transport,
-            watch=certificate,
+            noise_key=self.noise_key, after=(state.rounds, state.loop_state), transport=self.transport,
+            watch=self._certificate(),
         )  # fmt: skip
         messages, bits = state.sent
         earlier_bytes = state.wire_bytes - self.transport.wire_bytes
         for now in played:
-            if now.round == self.rounds - 1:
-                models = now.models
-                certificate.compare_models(models)
-                here = transport.local(models)
-                assert isinstance(here, Tensor)
-                self._compared[:] = [(now.loop_state, here)]
             traffic = now.traffic
             messages, bits = messages + traffic.messages, bits + traffic.bits
             wire_bytes = earlier_bytes + self.transport.wire_bytes

@@ -121,36 +121,33 @@ class Certificate(RoundWatch):
         for one in self._classes:
             one.ends(state)
 
-    def compare_models(self, models: Rows) -> None:
-        """Compare the models after the round that was told of last."""
+    def compare_models(self, played: int, state: State, models: Rows) -> None:
+        """Compare models with the state after so many rounds, whoever played them."""
         for one in self._classes:
-            one.compare_models(models)
+            one.compare_models(played, state, models)
 
 
 class ClassCertificate(RoundWatch):
     """Watches a class of coordinates."""
 
     def __init__(self, maps: ClassMaps, name: str, nodes: NDArray[np.intp], local: Callable[[Rows], Rows]) -> None:
-        self._maps, self._name, self._nodes, self._local = maps.rounds, name, nodes, local
+        self._class, self._maps, self._name, self._nodes, self._local = maps, maps.rounds, name, nodes, local
         self._coordinates = maps.coordinates
         self._direction = np.zeros(0)
         self._inputs: list[Seen] = []
         self._slots: tuple[list[Rows], list[Seen]] = ([], [])
         self._mixed: tuple[list[Rows], list[Seen]] = ([], [])
         self._last_noise = np.zeros(0)
-        self._round, self._unit, self._has_ended = 0, 0.0, False
+        self._round, self._unit = 0, 0.0
         self._algorithm: Algorithm | None = None
 
     # --- what the loop tells ---------------------------------------------------------------------------------------
 
     def begins(self, algorithm: Algorithm, round: int, state: State) -> None:
         """Begin from the state as it was compared, or as a checkpoint holds it."""
-        self._algorithm, self._round, self._has_ended = algorithm, round, False
+        self._algorithm, self._round = algorithm, round
         self._check_facts()
-        rows, known = _slots(state, self._now.private), self._slots
-        self._unit = max(HALF_UNIT[numpy_dtype(self._local(slot)).itemsize] for slot in rows)
-        self._inputs = [self._see(slot, *known) for slot in rows]
-        self._slots = rows, [*self._inputs]
+        self._begin_from(_slots(state, self._now.private))
 
     def takes(self, mixing: Mixing, point: Rows, gradient: Rows, entering: Rows, noise: Rows | float) -> None:
         """Compare where gradients were taken; note what enters the local step."""
@@ -197,16 +194,24 @@ class ClassCertificate(RoundWatch):
         self._check_same(len(found) == len(now.state_out), "holds another state")
         for expected, seen in zip(now.state_out, found, strict=True):
             self._compare("holds another state than was traced", expected, seen)
-        self._slots, self._has_ended = (rows, found), True
+        self._slots = rows, found
 
-    def compare_models(self, models: Rows) -> None:
-        """Compare the models after the round that was told of last; a round whose sum failed leaves its first point."""
-        combination = self._now.models if self._has_ended else self._now.point
+    def compare_models(self, played: int, state: State, models: Rows) -> None:
+        """Compare models with the state after so many rounds, whoever played them."""
+        combination, private = self._class.models(played)
+        self._round = min(played, len(self._maps) - 1)
+        self._begin_from(_slots(state, private))
         if combination is not None:
-            what = "ends with other models than were traced"
-            self._compare(what, combination, self._see(models), self._drift_of_weights())
+            what = "has other models than were traced"
+            self._compare(what, combination, self._see(models, *self._slots), self._drift_of_weights())
 
     # --- along the direction ---------------------------------------------------------------------------------------
+
+    def _begin_from(self, rows: list[Rows]) -> None:
+        """See the slots of a state, and by how much numbers of their precision are rounded."""
+        self._unit = max(HALF_UNIT[numpy_dtype(self._local(slot)).itemsize] for slot in rows)
+        self._inputs = [self._see(slot, *self._slots) for slot in rows]
+        self._slots = rows, [*self._inputs]
 
     @property
     def _now(self) -> RoundMaps:

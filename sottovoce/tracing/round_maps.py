@@ -113,10 +113,20 @@ class RoundMaps:
 
 
 class ClassMaps(NamedTuple):
-    """The maps of every round for a class of coordinates. `coordinates` is None where all coordinates are alike."""
+    """The maps of every round for a class of coordinates, and where nodes stand after the last, by its slots.
+
+    `coordinates` is None where all coordinates are alike.
+    """
 
     rounds: tuple[RoundMaps, ...]
-    coordinates: NDArray[np.intp] | None
+    end: Combination
+    coordinates: NDArray[np.intp] | None = None
+
+    def models(self, played: int) -> tuple[Combination | None, tuple[bool, ...]]:
+        """Where nodes stand after so many rounds, by the slots of the state, and which leaves of it these are."""
+        if played == len(self.rounds):
+            return self.end, self.rounds[-1].private_out
+        return self.rounds[played].point, self.rounds[played].private
 
 
 def combination_of(rows: LinearRows, n: int) -> Combination:

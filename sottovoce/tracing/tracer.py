@@ -158,7 +158,7 @@ def _check_noise_in_gradients(
     if not algorithm.exact_noise or not is_own(algorithm):
         return
     apart = replace(algorithm, exact_noise=False)  # type: ignore[type-var]
-    for round, maps in enumerate(_maps_of_rounds(apart, topology, len(played), Coordinates(coordinate))):
+    for round, maps in enumerate(_maps_of_rounds(apart, topology, len(played), Coordinates(coordinate)).rounds):
         if not played[round].does_as(maps):
             raise Unaccountable(
                 f"{algorithm.name} does something else with noise than with gradients in round {round}, and exact "
@@ -337,15 +337,15 @@ def trace_all_maps(algorithm: Algorithm, topology: Topology, *, rounds: int) -> 
         _check_alike(algorithm, again, coordinates)
         classes.append(other.index)
     labels = coordinates.labels
+    if labels is None:
+        return tuple(found)
     return tuple(
-        ClassMaps(maps, None if labels is None else np.flatnonzero(labels == labels[index]))
+        maps._replace(coordinates=np.flatnonzero(labels == labels[index]))
         for maps, index in zip(found, classes, strict=True)
     )
 
 
-def _maps_of_rounds(
-    algorithm: Algorithm, topology: Topology, rounds: int, coordinates: Coordinates
-) -> tuple[RoundMaps, ...]:
+def _maps_of_rounds(algorithm: Algorithm, topology: Topology, rounds: int, coordinates: Coordinates) -> ClassMaps:
     """The maps of every round, for one coordinate. Rounds that are alike share theirs."""
     algorithm, before = start_run(algorithm, topology, LinearRows((_nodes(topology), 0)), rounds)
     each: list[RoundMaps] = []
@@ -357,7 +357,9 @@ def _maps_of_rounds(
             known = now
             maps, before = _trace_maps(algorithm, now, before, round, coordinates)
         each.append(maps)
-    return tuple(each)
+    feed = MapInputs(topology.n, coordinates)
+    stands = RowLocal(algorithm, feed).point(with_slots(before.state, lambda _: feed.fresh("state", topology.n)))
+    return ClassMaps(tuple(each), combination_of(as_linear(stands), topology.n))
 
 
 def _follows_from_maps(step: StepMatrices, algorithm: Algorithm) -> bool:

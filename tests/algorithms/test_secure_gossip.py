@@ -165,6 +165,18 @@ def test_overlapping_sums_over_rounds_are_priced_for_every_two_receivers():
     assert found.coverage.colluders == 2
 
 
+def test_who_stands_for_coalitions_that_are_too_many_hears_messages_and_not_their_sums():
+    """Between two camps of seven, all sums tell little; a receiver with five of the other camp hears one of two."""
+    camp, colluders = 7, 6
+    W = np.eye(2 * camp) / (camp + 1)
+    W[:camp, camp:] = W[camp:, :camp] = 1 / (camp + 1)
+    system = trace(exact(from_matrix(W), sigma=1.0, colluders=colluders), from_matrix(W), rounds=1)
+    worst = brute_force(W, (camp, *range(colluders - 1)), 1)[camp - 1]
+    assert worst == pytest.approx(1 / 2)
+    assert account(system).mu ** 2 >= worst
+    assert brute_force(W, range(2 * camp), 1) == {}
+
+
 def test_starving_a_node_gains_nothing_where_it_discards_its_step():
     """Sets of the victim fail in all rounds but the last. A node that kept its steps would show them all at once."""
     net, rounds = uniform("complete:5"), 6

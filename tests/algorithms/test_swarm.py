@@ -1,12 +1,14 @@
 """A rotating aggregator: its figures against dense linear algebra that shares no code with the package."""
 
 import json
+from dataclasses import replace
 from itertools import combinations, product
 
 import numpy as np
 import pytest
 
 from sottovoce import InputError, Unaccountable, account, algorithm, dropout, trace, weigh
+from sottovoce.privacy.views import parse_view
 
 
 def turns(n, rounds):
@@ -75,6 +77,17 @@ def test_eight_nodes_over_24_rounds(sotto, options, mu):
     best = json.loads(out)["headline"]
     assert best["kind"] == "any-training"
     assert mu * (1 - 1e-15) <= best["mu"] <= mu * (1 + 1e-9)
+
+
+def test_everyone_means_single_nodes_where_only_sums_are_seen(sotto):
+    """As a view of an algorithm, and as an algorithm of sums: wires carry nothing but masks."""
+    code, out, err = sotto("account --algorithm swarm --graph complete:4 --rounds 6 --sigma 1 --secure-sum --json")
+    assert code == 0, err
+    net, built = weigh("complete:4", "rotating"), algorithm("swarm", sigma=1.0)
+    for view in ("everyone", parse_view("everyone", secure_sum=True)):
+        found = account(trace(replace(built, secure_sum=view == "everyone"), net, rounds=6), view)
+        assert found.mu == json.loads(out)["headline"]["mu"] == pytest.approx(2**0.5)
+        assert (found.coverage.everyone, found.coverage.colluders) == (False, 1)
 
 
 @pytest.mark.parametrize("members", [(0,), (1, 3), (0, 2, 4)])

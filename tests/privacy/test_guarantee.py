@@ -110,7 +110,6 @@ def test_who_must_be_covered_where_neighbours_share_secrets():
         assert len(covering_views(everyone, system)) == (system.n + 1 if each else 2), (place, rounds)
         assert (stand_in_of(everyone, system) is None) is each
     assert stand_in_of(everyone, trace(PLAIN, metropolis("ring:200"), rounds=100)) is None
-    assert covering_views(views.everyone(secure_sum=True), decor) == (everyone, *map(views.node, range(4)))
     for view in (views.node(0), informed, views.eavesdropper((0, 1)), views.everyone(secrets_of=(0,))):
         assert covering_views(view, decor) == (view,)
     lacking = [everyone, views.eavesdropper((0, 1)), views.everyone(secrets_of=(0,))]

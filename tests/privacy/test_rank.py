@@ -58,7 +58,7 @@ def test_a_weight_counts_however_small_it_is(weight):
         W[one, other] = W[other, one] = value
     W += np.diag(1 - W.sum(axis=1))
     system = trace(algorithm("dp-d-sgd", sigma=1.0), from_matrix(W), rounds=1)
-    found = account(system, views.everyone(secure_sum=True), victims=[3], covering=False)
+    found = account(system, views.coalition(1, 2, secure_sum=True), victims=[3], covering=False)
     assert found.mu == pytest.approx(1.0, rel=1e-6)
 
 
@@ -71,7 +71,7 @@ def test_exact_ranks_are_those_of_the_fractions_that_weights_are_next_to():
     assert meant.rank == np.linalg.matrix_rank(B, tol=1e-9) <= exact_rank(seen, stored=True).rank
     assert not meant.uncovered.any()
     bare = trace(algorithm("rss-nb", sigma=1.0), metropolis("ring:5"), rounds=1)
-    seen = observe(bare, views.everyone(secure_sum=True))
+    seen = observe(bare, views.coalition(0, 2, secure_sum=True))
     assert exact_rank(seen, stored=False).uncovered.any() == np.isinf(routes.squared(seen, EVERY)).any()
 
 

@@ -44,7 +44,7 @@ ONE_WAY = from_matrix(np.array([[1, 0, 0, 0], [1 / 3, 1 / 3, 0, 1 / 3], [0, 0.5,
 
 CASES = [
     *((metropolis(net), view) for net in ("path:4", "star:5", "ring:5", "complete:4")
-      for view in (views.node(0, secure_sum=True), views.everyone(secure_sum=True), views.node(1))),
+      for view in (views.node(0, secure_sum=True), views.coalition(0, 3, secure_sum=True), views.node(1))),
     (ONE_WAY, views.eavesdropper((0, 1), (1, 2))),
 ]  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass, field, replace
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from sottovoce import Gossip, Independent, InputError, algorithm, dropout, metropolis, random_edges, weigh
 from sottovoce.core.random_streams import NoiseKey
+from sottovoce.errors import Uncertified
 from sottovoce.learning import models
 from sottovoce.learning.datasets import load
 from sottovoce.learning.lazy_rows import Examples
@@ -327,18 +329,32 @@ def test_what_is_promised_is_about_what_ran():
 
 @dataclass(frozen=True, kw_only=True)
 class AskedAgain(Gossip):
-    """Stands somewhere else once it has been asked for its final models."""
+    """Stands a little elsewhere whenever models are asked for after so many times."""
 
-    asked: list[int] = field(default_factory=list, compare=False)
+    honest: list[int] = field(default_factory=lambda: [100], compare=False)
 
     def point(self, state):
         if isinstance(state.x, torch.Tensor):
-            self.asked.append(1)
-        return state.x if len(self.asked) <= 9 else 0 * state.x
+            self.honest[0] -= 1
+        return state.x if self.honest[0] >= 0 else 1.001 * state.x
 
 
-def test_final_models_are_those_that_were_compared():
-    """It is asked twice where the start is measured, then in six rounds, and where final models are compared."""
+@pytest.mark.parametrize("asked", [1, 8, 9, 10, 11])
+def test_models_are_compared_whenever_they_are_asked_for(asked):
+    """It is asked twice where the start is measured, in each of six rounds, and three times at the end."""
     built, clipped = AskedAgain(name="again", noise=Independent(1.0)), job(5).gradients("full", "per-example", 1.0)
-    run = simulate(built, metropolis("ring:5"), clipped, rounds=6, seed=0)
-    assert bool(run.models.any())
+    built.honest[0] = asked
+    with contextlib.nullcontext() if asked == 11 else pytest.raises(Uncertified):
+        simulate(built, metropolis("ring:5"), clipped, rounds=6, seed=0)
+
+
+@pytest.mark.parametrize("played", [1, 3])
+def test_models_that_are_read_later_are_compared_with_the_state(played):
+    built, clipped = AskedAgain(name="again", noise=Independent(1.0)), job(5).gradients("full", "per-example", 1.0)
+    run = prepare_run(built, metropolis("ring:5"), clipped, rounds=3, seed=0)
+    states = [run.before(), *(state for _, state in run.play(run.before()))]
+    read_later = prepare_run(built, metropolis("ring:5"), clipped, rounds=3, seed=0)
+    assert torch.equal(read_later.models(states[played]), run.models(states[played]))
+    built.honest[0] = 0
+    with pytest.raises(Uncertified):
+        read_later.models(states[played])
