@@ -63,7 +63,8 @@ def predict(
     if place is not None:
         write_text(place, found.csv(), private=True)
     document = {
-        "target": found.target, "classes": list(found.classes), "rows": len(found),
+        "target": found.target, "classes": list(found.classes),
+        "threshold": found.threshold if len(found.classes) == 2 else None, "rows": len(found),
         "file": None if out is None else str(out), "predictions": [] if out is not None else found.rows(),
         "row_names": None if found.row_names is None or out is not None else found.row_names._asdict(),
     }  # fmt: skip

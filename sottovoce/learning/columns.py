@@ -137,6 +137,15 @@ class Columns(Section):
         return (high - low) / (stop - start)
 
     @property
+    def target_zero(self) -> float:
+        """What a scaled target of zero is in the target's own units."""
+        return (
+            0.0
+            if self.target_column.range is None
+            else self.target_column.range[0] - (self.target_unit * self.scale_to[0])
+        )
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """The classes of the target; none where it is a number."""
         return tuple(self.target_column.categories or ())

@@ -62,7 +62,7 @@ class Dataset:
     For ratings an input is a pair (user, movie) of positions, exact in float32, and `entities` counts both.
     `groups` says who each row comes from (a writer, a user), or is None. Where they have names, `groups` are positions
     in `group_names`. `public_statistics` says which facts about the rows were used to prepare them. One unit of the
-    targets is `target_unit` of their own units.
+    targets is `target_unit` of their own units, and zero is `target_zero` there.
     """
 
     name: str
@@ -82,6 +82,7 @@ class Dataset:
     group_names: tuple[str, ...] = ()
     public_statistics: tuple[PublicStatistic, ...] = ()
     target_unit: float = 1.0
+    target_zero: float = 0.0
 
     def __repr__(self) -> str:
         rows = f"{len(self.examples)} + {len(self.test_inputs)} rows of {self.examples.width}"
@@ -91,6 +92,10 @@ class Dataset:
     def inputs(self) -> Floats:
         """All training rows, contiguous."""
         return self.examples[:]
+
+    def in_own_unit(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Scaled targets, or outputs, in the unit that the target has by itself."""
+        return self.target_zero + self.target_unit * values
 
     def unit_norm(self) -> Dataset:
         """Every example scaled to norm one, so that its gradient is bounded without clipping."""

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from sottovoce.errors import InputError
 from sottovoce.learning.columns import Columns, parse_columns
+from sottovoce.learning.decisions import decided
 from sottovoce.learning.models import BUILDERS, Model, model
 from sottovoce.learning.prediction_scores import probabilities
 from sottovoce.learning.table_cells import GivenTable, category_text, given_cells
@@ -54,9 +55,10 @@ class RowNames(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What a model says of rows: the likeliest class and the probability of each, or a value in the target's units.
+    """What a model says of rows: a class and the probability of each, or a value in the target's units.
 
-    `row_names` are the cells of a column that tells rows apart, if the table has one.
+    Of two classes, the second is named above `threshold`. `row_names` are the cells of a column that tells rows apart,
+    if the table has one.
     """
 
     target: str
@@ -64,6 +66,7 @@ class Predictions:
     values: NDArray[np.float64] | None
     probabilities: NDArray[np.float64] | None
     row_names: RowNames | None = None
+    threshold: float = 0.5
 
     @property
     def heading(self) -> list[str]:
@@ -80,7 +83,7 @@ class Predictions:
         if self.probabilities is None:
             assert self.values is not None
             return [[float(f"{value:.6g}")] for value in self.values]
-        chosen = self.probabilities.argmax(axis=1)
+        chosen = decided(self.probabilities, self.threshold)
         likely = np.round(self.probabilities, 6).tolist()
         return [[self.classes[at], *shares] for at, shares in zip(chosen.tolist(), likely, strict=True)]
 
@@ -106,6 +109,7 @@ class ExportedModel:
     model: Model
     parameters: Tensor
     columns: Columns
+    threshold: float = 0.5
 
     def predict(self, table: GivenTable, where: str = "table") -> Predictions:
         """What the model says of new rows: a data frame, columns by name, or a file. A column of targets is not used.
@@ -119,10 +123,10 @@ class ExportedModel:
             outputs = self.model.outputs(self.parameters, inputs).double().numpy()
         target = self.columns.target_column
         if target.range is not None:
-            values = target.range[0] + self.columns.target_unit * (outputs[:, 0] - self.columns.scale_to[0])
+            values = self.columns.target_zero + self.columns.target_unit * outputs[:, 0]
             return Predictions(target.name, (), values, None, row_names)
         shares = probabilities(self.model.loss.name, outputs)
-        return Predictions(target.name, self.columns.classes, None, shares, row_names)
+        return Predictions(target.name, self.columns.classes, None, shares, row_names, self.threshold)
 
     def _read(self, table: GivenTable, where: str) -> tuple[Arrays, RowNames | None]:
         """The cells of a table, and what tells its rows apart: the first dropped column whose cells are all different.
@@ -178,7 +182,7 @@ def read_exported_model(folder: str | Path) -> ExportedModel:
         )  # fmt: skip
     stands_in = join_tables(columns, {"rows": 1}, {}, 0).dataset
     built = model(wanted["name"], stands_in, **wanted["settings"])
-    return ExportedModel(built, _parameters(place / PARAMETERS, built), columns)
+    return ExportedModel(built, _parameters(place / PARAMETERS, built), columns, described.get("threshold", 0.5))
 
 
 def read_description(path: Path) -> Document:

@@ -17,28 +17,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
-from scipy.special import expit, ndtr, ndtri, owens_t, softmax, stdtrit
+from scipy.special import expit, ndtr, ndtri, owens_t, softmax
 
+from sottovoce.learning.decisions import calibration_bins, decided, decisions
+from sottovoce.learning.score_intervals import FEW, NORMAL, Interval, Reals, mean_interval, share_interval
 from sottovoce.support.text import JSON
 
 BINS = 10
 """Into so many bins of equal width confidences are sorted for the calibration error."""
 
-FEW = 5
-"""From fewer rows of a class nothing is said about how sure a figure is."""
-
-TAIL = 0.975
-"""Intervals leave out as much as this leaves, on each side."""
-
 TRUST = 20
 """With so many rows of the rarer class, what the rows tell of the variance of an AUC counts as much as the model."""
-
-Reals = NDArray[np.float64]
-
-Interval = list[float] | None
-"""Its two ends; None: too few rows to say."""
 
 
 def probabilities(loss: str, outputs_BK: Reals) -> Reals:
@@ -50,9 +40,9 @@ def probabilities(loss: str, outputs_BK: Reals) -> Reals:
 
 
 def score_predictions(
-    loss: str, outputs_BK: Reals, targets_B: NDArray[np.generic], classes: Sequence[str], *, unit: float = 1.0
+    loss: str, outputs_BK: Reals, targets_B: NDArray[np.generic], classes: Sequence[str], *, threshold: float = 0.5
 ) -> dict[str, JSON]:
-    """All figures of a model on rows with known targets: of classes, or (`rmse`, `mae`, `r2`) of values, in their unit.
+    """All figures of a model on rows with known targets: of classes, or of values (`rmse`, `mae`, `r2`).
 
     `constant` is the class that it takes every row for, if it does. `auc` is the area under the ROC curve of one class
     against the others, in the mean over classes that have rows on both sides; `sensitivity` of a class is the share of
@@ -60,19 +50,22 @@ def score_predictions(
     the mean sensitivity; `brier` the mean squared distance of the probabilities from the true class, over one class
     where there are two; `calibration_error` the mean gap between confidence and accuracy over ten bins of confidence,
     and `overconfidence` their mean difference. `confusion[i][j]` counts rows of class i that are taken for class j.
-    None: there are no such rows.
+    None: there are no such rows. Of two classes, the second is decided for above `threshold`; `decisions` says what
+    other thresholds would do. Of two classes and of values, `calibration` is what was found for what was predicted.
     """
     rows = len(targets_B)
     if loss == "squared":
-        return {"rows": rows, **_of_values(unit * outputs_BK[:, 0], unit * targets_B.astype(np.float64))}
+        values = targets_B.astype(np.float64)
+        bins = calibration_bins(outputs_BK[:, 0], values, mean_interval)
+        return {"rows": rows, **_of_values(outputs_BK[:, 0], values), "calibration": bins}
     truth, likely_BC = targets_B.astype(np.intp), probabilities(loss, outputs_BK)
-    chosen = likely_BC.argmax(axis=1)
+    chosen = decided(likely_BC, threshold)
     confusion = np.zeros((len(classes), len(classes)), dtype=np.int64)
     np.add.at(confusion, (truth, chosen), 1)
     areas = [_area(likely_BC[truth == at, at], likely_BC[truth != at, at]) for at in range(len(classes))]
     balanced, balanced_interval = _balanced(confusion)
     area, area_interval = _mean_area([one for one in areas if one is not None])
-    distances, surplus = _brier(likely_BC, truth), likely_BC.max(axis=1) - (chosen == truth)
+    distances, surplus = _brier(likely_BC, truth), likely_BC.max(axis=1) - (likely_BC.argmax(axis=1) == truth)
     right = int(np.trace(confusion))
     return {
         "rows": rows, "constant": classes[chosen[0]] if rows >= FEW and (chosen == chosen[0]).all() else None,
@@ -84,6 +77,7 @@ def score_predictions(
         },
         "confusion": confusion.tolist(),
         "by_class": [_of_class(name, at, confusion, areas[at]) for at, name in enumerate(classes)],
+        **(decisions(likely_BC[:, 1], truth == 1, threshold) if len(classes) == 2 else {}),
     }  # fmt: skip
 
 
@@ -109,23 +103,6 @@ def leading_figure(scores: Mapping[str, Any] | None) -> Leading | None:
 # --- intervals -------------------------------------------------------------------------------------------------------
 
 
-def share_interval(count: int, of: int) -> Interval:
-    """Wilson's, of a share."""
-    if of < FEW:
-        return None
-    found = scipy.stats.binomtest(count, of).proportion_ci(method="wilson")
-    return [float(found.low), float(found.high)]
-
-
-def mean_interval(values: Reals, least: float = -math.inf) -> Interval:
-    """Student's, of a mean that is never below `least`."""
-    n = len(values)
-    if n < FEW:
-        return None
-    mean, wide = float(values.mean()), float(stdtrit(n - 1, TAIL) * values.std(ddof=1)) / math.sqrt(n)
-    return [max(least, mean - wide), mean + wide]
-
-
 def auc_interval(above: Reals, below: Reals) -> Interval:
     """Areas whose distance from the one that was found is within what chance explains, as Wilson's interval of a share.
 
@@ -139,7 +116,7 @@ def auc_interval(above: Reals, below: Reals) -> Interval:
     found, half = roc_auc(above, below), 0.5 / (m * n)
     weight = fewer / (fewer + TRUST)
     ratio = roc_auc_variance(above, below) / _normal_variance(min(max(found, half), 1 - half), m, n)
-    reach = float(ndtri(TAIL)) * math.sqrt(1 - weight + weight * ratio)
+    reach = NORMAL * math.sqrt(1 - weight + weight * ratio)
 
     def end(outermost: float) -> float:
         inside, outside = found, outermost
@@ -157,15 +134,6 @@ def _normal_variance(area: float, m: int, n: int) -> float:
     at = ndtri(area)
     both = ndtr(at) - 2 * owens_t(at, 1 / math.sqrt(3))  # that one score is above two of the other kind
     return max(0.0, float(area * (1 - area) + (m + n - 2) * (both - area**2)) / (m * n))
-
-
-def difference_interval(one: float, of_one: Interval, other: float, of_other: Interval) -> Interval:
-    """Of `one - other`, after Newcombe (1998), as if the two were measured on different rows: wide on the same rows."""
-    if of_one is None or of_other is None:
-        return None
-    (low, high), (least, most) = of_one, of_other
-    between = one - other
-    return [between - math.hypot(one - low, most - other), between + math.hypot(high - one, other - least)]
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------

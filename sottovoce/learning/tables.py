@@ -316,7 +316,7 @@ def _dataset(columns: Columns, name: str, train: InputsAndTargets, test: InputsA
         examples=Examples(train[0]).clipped(columns.norm_bound), targets=train[1],
         test_inputs=test[0], test_targets=test[1], shape=(columns.width,), classes=columns.classes,
         groups=None, test_groups=None, entities=(), licence="your own", source="you", notes=(SCALED,),
-        target_unit=columns.target_unit,
+        target_unit=columns.target_unit, target_zero=columns.target_zero,
     )  # fmt: skip
 
 

@@ -59,6 +59,9 @@ CACHED = 1 << 22
 CPU = torch.device("cpu")
 """Noise, batches and starting points are always drawn by the processor, wherever models, rows and gradients lie."""
 
+UNMOVED = 0.5
+"""The threshold at which the likelier of two classes is decided for."""
+
 CONVEX = {"squared": "linear", "logistic": "logistic", "cross-entropy": "softmax"}
 """What one linear layer with a loss is called."""
 
@@ -84,6 +87,7 @@ class Task:
     engine: Engine
     dtype: torch.dtype
     device: torch.device = CPU
+    threshold: float = UNMOVED
 
     def __repr__(self) -> str:
         return f"Task({self.dataset.name} on {len(self.shards.indices)} nodes, {self.model})"
@@ -167,17 +171,26 @@ class Task:
             shown, wanted = (part[some].expand(len(points), *part[some].shape) for part in (inputs, targets))
             outputs = self.engine.outputs(points, shown)
             loss += kind.each(outputs, wanted).sum(-1, dtype=torch.float64)
-            score += kind.score(outputs, wanted).sum(-1, dtype=torch.float64)
+            score += kind.score(self._at_threshold(outputs), wanted).sum(-1, dtype=torch.float64)
         return loss / len(inputs), kind.finish(score, len(inputs))
+
+    def _at_threshold(self, outputs: Tensor) -> Tensor:
+        """Outputs that decide for the second of two classes where its probability is above the threshold."""
+        if self.threshold == UNMOVED:
+            return outputs
+        moved = outputs.clone()
+        moved[..., -1] -= math.log(self.threshold / (1 - self.threshold))
+        return moved
 
     def score(self, point: Tensor, rows: int | None = None) -> dict[str, JSON]:
         """What `score_predictions` says of one model on the test rows, or on the first of them."""
         inputs = self.test_inputs[:rows]
         parts = chunks(len(inputs), self.engine.examples_at_once(1, inputs.shape[1]))
         outputs = torch.cat([self.model.outputs(point, inputs[some]) for some in parts]).double().cpu().numpy()
-        targets = self.dataset.test_targets[:rows]
-        unit = self.dataset.target_unit
-        return score_predictions(self.model.loss.name, outputs, targets, self.dataset.classes, unit=unit)
+        data, targets = self.dataset, self.dataset.test_targets[:rows].astype(np.float64)
+        if self.model.loss.name == "squared":
+            outputs, targets = data.in_own_unit(outputs), data.in_own_unit(targets)
+        return score_predictions(self.model.loss.name, outputs, targets, data.classes, threshold=self.threshold)
 
     @property
     def convex_model(self) -> str | None:
@@ -229,12 +242,21 @@ def task(
     engine: str | None = None,
     dtype: torch.dtype = torch.float32,
     device: str = CPU.type,
+    threshold: float = UNMOVED,
 ) -> Task:
-    """Combine data, partition and model; a model that does not fit, or that mixes examples, is refused."""
+    """Combine data, partition and model; a model that does not fit, or that mixes examples, is refused.
+
+    Of two classes, the second is decided for where its probability is above the `threshold`, which is public.
+    """
     check_model(dataset, model, dtype)
+    if threshold != UNMOVED and len(dataset.classes) != 2:
+        raise InputError(
+            f"threshold {threshold:g} on {dataset.name}, which has {len(dataset.classes)} classes",
+            "it is for two classes: the second is decided for above it", "leave it out",
+        )  # fmt: skip
     where = find_device(device)
     moved = model if where == CPU else replace(model, module=copy.deepcopy(model.module).to(where))
-    return Task(dataset, shards, moved, engine_for(moved, engine), dtype, where)
+    return Task(dataset, shards, moved, engine_for(moved, engine), dtype, where, threshold)
 
 
 def find_device(name: str) -> torch.device:

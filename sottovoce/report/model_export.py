@@ -25,7 +25,7 @@ from sottovoce.learning.exported_model import (
     read_description,
     write_exported_model,
 )
-from sottovoce.report.quality import quality_rows
+from sottovoce.report.quality import decision_table, quality_rows
 from sottovoce.report.sweep_report import markdown_table
 from sottovoce.report.wording import headline_sentence, not_covered, spent_text
 from sottovoce.run.finished_run import FinalModel, FinishedRun, open_final_model
@@ -104,6 +104,7 @@ def _description(found: FinalModel) -> Document:
         },
         "inputs": list(task.dataset.shape),
         "classes": list(task.dataset.classes),
+        **({"threshold": task.threshold} if len(task.dataset.classes) == 2 else {}),
         "columns": columns if isinstance(columns, dict) else None,
         "privacy": {
             "covered": found.is_covered, "headline": headline.document(),
@@ -241,8 +242,9 @@ def _scores(found: FinalModel, *, told: bool) -> list[str]:
             "`result.json` of the run, for whoever may see the rows."
         ]
     rows = [[name, text.replace("|", "\\|")] for name, text in quality_rows(found.scores).items()]
+    tables = [[["figure", "value"], *rows], decision_table(found.scores)]
     return [
-        "\n".join(markdown_table(["figure", "value"], rows)),
+        *("\n".join(markdown_table(heads, lines)) for heads, *lines in filter(None, tables)),
         "The run's `result.json` states these; the export did not compute them again. They are computed from held-out "
         "rows without noise, and no privacy figure covers them.",
     ]

@@ -10,11 +10,14 @@ from __future__ import annotations
 import math
 
 from sottovoce.errors import InputError
-from sottovoce.learning.prediction_scores import Interval, Leading, difference_interval, leading_figure
+from sottovoce.learning.prediction_scores import Leading, leading_figure
+from sottovoce.learning.score_intervals import Interval, difference_interval
 from sottovoce.run.run_documents import LESS_IS_BETTER, RunDocuments, final_average_text
 from sottovoce.support.config import Document
 
 NAMES = {"auc": "AUC", "balanced_accuracy": "balanced accuracy", "rmse": "rmse", "brier": "Brier score"}
+DECISIONS = ("alerts per 100", "sensitivity", "specificity", "PPV", "NPV", "net benefit")
+"""What a table of thresholds tells: so many rows are decided for, how many of them rightly, and whether that helps."""
 MOST_CLASSES = 10
 """Confusion matrices of more classes are in `result.json` only."""
 
@@ -74,7 +77,40 @@ def quality_rows(scores: Document | None) -> dict[str, str]:
     if len(scores["by_class"]) == 2:
         for one in scores["by_class"]:
             found[f"sensitivity for {one['class']}"] = f"{_told(one, 'sensitivity')} on {one['rows']:,} rows"
+    if (own := own_decision(scores)) is not None:
+        found["decided for"] = f"{_positive(scores)} above a probability of {own['threshold']:g}"
+        told = dict(zip(DECISIONS, _decision_texts(own), strict=True))
+        found |= {name: told[name] for name in ("alerts per 100", "PPV", "NPV")}
+        found["net benefit"] = f"{told['net benefit']}; alerting all has {own['treat_all']:.3f}, nobody 0"
     return found
+
+
+def _positive(scores: Document) -> str:
+    return str(scores["by_class"][1]["class"])
+
+
+def own_decision(scores: Document | None) -> Document | None:
+    """What the run's own threshold does, where two classes are decided between."""
+    found: list[Document] = (scores or {}).get("decisions", [])
+    return next((one for one in found if scores is not None and one["threshold"] == scores["threshold"]), None)
+
+
+def _decision_texts(one: Document) -> list[str]:
+    return [_told(one, name.lower().replace(" ", "_")) for name in DECISIONS]
+
+
+def decision_table(scores: Document | None) -> list[list[str]]:
+    """What each threshold would do, with its heading; nothing where there are not two classes."""
+    found = [] if scores is None else scores.get("decisions", [])
+    rows = [[f"{one['threshold']:g}", *_decision_texts(one), f"{one['treat_all']:.3f}"] for one in found]
+    return [["threshold", *DECISIONS, "alerting all"], *rows] if rows else []
+
+
+def calibration_table(scores: Document | None) -> list[list[str]]:
+    """Of rows for which about the same was predicted: what was predicted, and what was found."""
+    found = [] if scores is None else scores.get("calibration", [])
+    rows = [[f"{one['predicted']:.3f}", figure_text(one["found"], one["interval"]), str(one["rows"])] for one in found]
+    return [["predicted", "found", "rows"], *rows] if rows else []
 
 
 def confusion_rows(scores: Document | None) -> dict[str, str]:
@@ -167,7 +203,7 @@ def quality_answers(run: RunDocuments, noun: str, unprotected: RunDocuments | No
     first = f"The model answers “{constant}” whatever the record: as it is, it is worthless."
     found = leading_figure(run.result["held_out"])
     if found is not None and found.figure == "auc" and found.interval is not None and found.interval[0] > 0.5:
-        first += f" Its probabilities do rank records, with an AUC of {_of(found)}: a decision needs another threshold."
+        first += f" Its probabilities do rank records, with an AUC of {_of(found)}: set another training.threshold."
     return [["Read this first", [first]], *answers]
 
 
@@ -206,7 +242,28 @@ def _how_good(run: RunDocuments, noun: str) -> list[str]:
             f"{_told(one, 'sensitivity')} of the {one['rows']:,} that are {one['class']}" for one in scores["by_class"]
         )
         found.append(f"It recognises {' and '.join(each)}.")
-    return [*found, _against_chance(leading, len(scores["by_class"]))]
+    return [*found, _against_chance(leading, len(scores["by_class"])), *_of_use(scores)]
+
+
+def _of_use(scores: Document) -> list[str]:
+    """What is decided at the run's threshold, and whether that is better than to alert nobody, or everybody."""
+    one = own_decision(scores)
+    if one is None:
+        return []
+    alerts, _, _, right, spared, benefit = _decision_texts(one)
+    positive, other = _positive(scores), scores["by_class"][0]["class"]
+    found = [
+        f"It names {positive} where the probability is above {one['threshold']:g}: of 100 records {alerts}. Of those "
+        f"named, {right} are {positive}; of the others, {spared} are {other}."
+    ]
+    ends = [one["intervals"][name] for name in ("net_benefit", "more_than_all")]
+    words, shown = ("nobody", "everybody"), f"Its net benefit there is {benefit}"
+    if None in ends:
+        return [*found, f"{shown}: too few records to say whether it is of use."]
+    unproven = " or ".join(f"alerting {who}" for who, (low, _) in zip(words, ends, strict=True) if low <= 0)
+    if unproven:
+        return [*found, f"{shown}: that it is of more use than {unproven} does not show."]
+    return [*found, f"{shown}: it is of more use than alerting nobody or everybody."]
 
 
 def _against_chance(found: Leading, classes: int) -> str:

@@ -18,7 +18,13 @@ from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.views import View, read_view
 from sottovoce.report.pairwise_leakage import pairwise_leakage
 from sottovoce.report.plain_words import plain_words
-from sottovoce.report.quality import baseline_rows, confusion_rows, quality_rows
+from sottovoce.report.quality import (
+    baseline_rows,
+    calibration_table,
+    confusion_rows,
+    decision_table,
+    quality_rows,
+)
 from sottovoce.report.series import trade_off
 from sottovoce.report.wording import (
     adversary,
@@ -93,6 +99,7 @@ def run_summary(run: RunDocuments, *, pairs: bool = True, without_noise: RunDocu
         "certificate": privacy.certificate,
         "not_covered": not_covered(privacy, of_member=run.member is not None),
         "over_rounds": [{"round": one.round, "epsilon": rounded(one.epsilon)} for one in privacy.over_rounds],
+        "quality": _quality(run.result.get("held_out")),
         "graph": graph,
         "leaks": pairwise_leakage(privacy, n) if pairs else None,
         "attacks": {
@@ -104,6 +111,12 @@ def run_summary(run: RunDocuments, *, pairs: bool = True, without_noise: RunDocu
         "findings": list(run.check.findings),
         "unchecked": _unchecked(run.check),
     }
+
+
+def _quality(scores: Document | None) -> Document:
+    """What is drawn of decisions and calibration, and the same in words."""
+    found = {key: (scores or {}).get(key) for key in ("threshold", "decisions", "calibration")}
+    return {**found, "decision_table": decision_table(scores), "calibration_table": calibration_table(scores)}
 
 
 def _unchecked(check: FolderCheck) -> dict[str, list[str]]:

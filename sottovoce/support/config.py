@@ -110,7 +110,8 @@ class AlgorithmChoice(_OpenSection):
 class TrainingSettings(Section):
     """How many rounds, on which batches, with which clipping.
 
-    `weigh_nodes`: whether every node counts alike in the average, or by the number of its records.
+    `weigh_nodes`: whether every node counts alike in the average, or by the number of its records. Of two classes, the
+    second is decided for above the `threshold` on its probability.
     """
 
     rounds: int = Field(ge=1, le=10**7)
@@ -120,6 +121,7 @@ class TrainingSettings(Section):
     local_steps: int = Field(default=1, ge=1)
     weigh_nodes: Literal["equal", "size"] = "equal"
     same_start: bool = True
+    threshold: float = Field(default=0.5, gt=0, lt=1)
 
 
 class PrivacySettings(Section):

@@ -5,18 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy.special import log_softmax
-from scipy.stats import norm, rankdata
+from scipy.stats import binomtest, norm, rankdata
 from sklearn import metrics
+from sklearn.calibration import calibration_curve
 
-from sottovoce.learning.prediction_scores import (
-    FEW,
-    auc_interval,
-    difference_interval,
-    mean_ranks,
-    probabilities,
-    score_predictions,
-    share_interval,
-)
+from sottovoce.learning.decisions import THRESHOLDS, calibration_bins, decisions
+from sottovoce.learning.prediction_scores import auc_interval, mean_ranks, probabilities, score_predictions
+from sottovoce.learning.score_intervals import FEW, difference_interval, mean_interval, share_interval
 
 
 def drawn(classes: int, rows: int = 400):
@@ -64,7 +59,7 @@ def test_values():
     for _ in range(times):
         truth = rng.normal(0, 2, 200)
         outputs = truth[:, None] / 2 + rng.normal(0, 1, (200, 1))
-        found = score_predictions("squared", outputs, truth, (), unit=3.0)
+        found = score_predictions("squared", 3 * outputs, 3 * truth, ())
         assert found["r2"] == pytest.approx(metrics.r2_score(truth, outputs[:, 0]))
         true = {"rmse": 3 * np.sqrt(2), "mae": 3 * np.sqrt(2) * np.sqrt(2 / np.pi), "r2": 0.5}
         for name, value in true.items():
@@ -118,6 +113,9 @@ def test_intervals_of_areas_hold_for_scores_that_are_no_normal_ones(draw):
 
 def test_shares_and_differences():
     assert share_interval(2, 2) is None
+    for count, of in [(0, 5), (5, 5), (1, 12), (9, 12), (37, 1000), (999, 1000)]:
+        wilson = binomtest(count, of).proportion_ci(method="wilson")
+        assert share_interval(count, of) == pytest.approx([wilson.low, wilson.high], rel=1e-12)
     assert share_interval(9, 12) == pytest.approx([0.4677, 0.9111], abs=1e-4)
     # Newcombe (1998), example of 56 of 70 against 48 of 80
     one, other = share_interval(56, 70), share_interval(48, 80)
@@ -132,3 +130,63 @@ def test_who_always_says_the_same_is_named():
     assert found["intervals"]["auc"] is None, "four are positive"
     outputs[0] = 1.0
     assert score_predictions("logistic", outputs, targets, ("no", "yes"))["constant"] is None
+
+
+def of_two(rows: int, share: float, rng):
+    """Probabilities that are right, and who is ill."""
+    ill = rng.random(rows) < share
+    scores = rng.normal(size=rows) + 1.2 * ill
+    return 1 / (1 + np.exp(-(np.log(share / (1 - share)) + 1.2 * scores - 0.72))), ill
+
+
+def test_thresholds_as_scikit_learn_counts_and_net_benefit_as_it_is_defined():
+    likely, ill = of_two(500, 0.2, np.random.default_rng(0))
+    outputs = np.log(likely / (1 - likely))[:, None]
+    found = score_predictions("logistic", outputs, ill.astype(int), ("well", "ill"), threshold=0.33)
+    assert [one["threshold"] for one in found["decisions"]] == sorted((*THRESHOLDS, 0.33))
+    for one in found["decisions"]:
+        named = likely > one["threshold"]
+        assert one["sensitivity"] == pytest.approx(metrics.recall_score(ill, named))
+        assert one["specificity"] == pytest.approx(metrics.recall_score(~ill, ~named))
+        assert one["ppv"] == (pytest.approx(metrics.precision_score(ill, named)) if named.any() else None)
+        assert one["npv"] == (pytest.approx(metrics.precision_score(~ill, ~named)) if not named.all() else None)
+        assert one["alerts_per_100"] == pytest.approx(100 * named.mean())
+        each = np.where(named, np.where(ill, 1.0, -one["threshold"] / (1 - one["threshold"])), 0.0)
+        assert one["net_benefit"] == pytest.approx(each.mean())
+    assert found["confusion"] == metrics.confusion_matrix(ill, likely > 0.33).tolist(), "the run's own decides"
+    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(ill, likely > 0.33))
+    at_half = score_predictions("logistic", outputs, ill.astype(int), ("well", "ill"))
+    assert all(found[key] == at_half[key] for key in ("auc", "brier", "calibration_error", "overconfidence"))
+
+
+@pytest.mark.parametrize(("rows", "share", "threshold"), [(60, 0.5, 0.3), (1000, 0.2, 0.1), (1000, 0.2, 0.5)])
+def test_intervals_of_net_benefit_cover_as_often_as_they_say(rows, share, threshold):
+    rng, inside, times = np.random.default_rng(4), np.zeros(2), 400
+    likely, ill = of_two(1_000_000, share, rng)
+    named, odds = likely > threshold, threshold / (1 - threshold)
+    benefit = (named & ill).mean() - odds * (named & ~ill).mean()
+    true = benefit, benefit - (share - odds * (1 - share))
+    for _ in range(times):
+        told = decisions(*of_two(rows, share, rng), threshold)["decisions"]
+        found = next(one["intervals"] for one in told if one["threshold"] == threshold)
+        ends = found["net_benefit"], found["more_than_all"]
+        inside += [low <= value <= high for value, (low, high) in zip(true, ends, strict=True)]
+    assert ((inside / times >= 0.92) & (inside / times <= 0.985)).all(), inside / times
+
+
+def test_calibration_in_bins_of_scikit_learn():
+    likely, ill = of_two(500, 0.3, np.random.default_rng(1))
+    shares, means = calibration_curve(ill, likely, n_bins=10, strategy="quantile")
+    found = decisions(likely, ill, 0.5)["calibration"]
+    assert [one["found"] for one in found] == pytest.approx(shares.tolist())
+    assert [one["predicted"] for one in found] == pytest.approx(means.tolist())
+    assert all(low <= one["found"] <= high for one in found for low, high in [one["interval"]])
+    (only,) = calibration_bins(np.full(40, 0.2), np.arange(40.0), mean_interval)
+    assert (only["rows"], only["found"]) == (40, 19.5), "a constant has one bin"
+    assert len(calibration_bins(np.arange(12.0), np.arange(12.0), mean_interval)) == 2, "five rows or more in each"
+
+
+def test_four_ill_are_too_few_for_net_benefit():
+    likely, ill = np.linspace(0.1, 0.9, 40), np.arange(40) >= 36
+    for one in decisions(likely, ill, 0.5)["decisions"]:
+        assert (one["intervals"]["net_benefit"], one["intervals"]["more_than_all"]) == (None, None)

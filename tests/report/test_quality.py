@@ -90,6 +90,40 @@ def of_two(rows: int, ill: int, right: int) -> dict:
     }  # fmt: skip
 
 
+def test_a_public_threshold_decides_everywhere(sotto, ward, opened):
+    rows = (ward / "patients.csv").read_text().splitlines()
+    known = [f"{35 + 45 * (line.endswith('yes'))},{line.split(',', 1)[1]}" for line in rows[1:]]
+    (ward / "patients.csv").write_text("\n".join([rows[0], *known]))
+    code, out, err = sotto(
+        "run run.toml --set training.threshold=0.12 --set training.rounds=40 --set algorithm.step_size=4.0"
+    )
+    assert code == 0, err
+    result = json.loads((ward / "runs/ward/result.json").read_text())
+    scores = result["held_out"]
+    own = next(one for one in scores["decisions"] if one["threshold"] == 0.12)
+    (_, wrong), (_, right) = scores["confusion"]
+    assert right > 0
+    assert own["ppv"] == pytest.approx(right / (right + wrong))
+    assert result["metrics"]["accuracy"]["average"] == pytest.approx(scores["accuracy"]), "lines of metrics too"
+    ppv = f"{own['ppv']:.3f}"
+    assert next(line for line in out.splitlines() if line.startswith("PPV")).split()[1] == ppv
+    (run,) = inside(ward / "runs/ward/report.html")["runs"]
+    assert run["quality"]["decisions"] == scores["decisions"]
+    assert f"{ppv} (" in questions(run)[OF_MODEL]
+    drawn = opened(ward / "runs/ward/report.html").locator("#decisions tbody tr")
+    assert drawn.count() == len(scores["decisions"])
+    assert sotto("export runs/ward --data . --scores")[0] == 0
+    assert f"| {ppv} (" in next((ward / "runs/ward/export").glob("*.md")).read_text()
+    code, out, err = sotto("predict runs/ward/export --data patients.csv --json")
+    assert code == 0, err
+    said = json.loads(out)
+    assert said["threshold"] == 0.12
+    assert all((name == "yes") == (ill > 0.12) for name, _, ill in said["predictions"])
+    assert any(0.12 < ill < 0.5 for _, _, ill in said["predictions"])
+    code, _, err = sotto("run run.toml --set training.threshold=0.3 --set data.name=digits --set model.name=softmax")
+    assert code == 2, err
+
+
 def test_two_rows_are_too_few_to_say():
     shown = quality_rows(of_two(2, 1, 1))
     assert "too few rows" in shown["held-out accuracy"]

@@ -97,10 +97,62 @@ function drawEpsilonOverRounds() {
   });
 }
 
+const inWords = ([heads, ...rows]) => table(rows, heads.map((head, i) => [head, (row) => row[i]]));
+const ownLine = (colour, dash, text) => key(stroke(colour, 3, DASHES[dash]), text);
+
+// Who acts above a threshold says how many false alerts a missed case is worth: what that comes to, of all records.
+function drawDecisions() {
+  const { decisions, threshold, decision_table: words } = run().quality;
+  at("decisions").hidden = !decisions;
+  if (!decisions) return;
+  const sure = decisions.filter((one) => one.intervals.net_benefit), ends = (i) => sure.map((one) => one.intervals.net_benefit[i]);
+  const most = Math.max(...decisions.flatMap((one) => [one.net_benefit, one.treat_all]), ...ends(1), 0.01), floor = -most / 4;
+  const shown = (value) => (value < floor ? null : value), colour = chosenSeries().colour, grey = css("--soft");
+  const curve = (name) => decisions.map((one) => [one.threshold, shown(one[name])]);
+  figure("decisions", "Is it of use? Net benefit over thresholds").draw({
+    marks: [
+      { kind: "band", x: sure.map((one) => one.threshold), low: ends(0).map((end) => Math.max(end, floor)), high: ends(1), colour },
+      { kind: "line", points: decisions.map((one) => [one.threshold, 0]), colour: grey, dash: "dot" },
+      { kind: "line", points: curve("net_benefit"), colour, width: 3, hover: decisions.map((one) =>
+        `above ${one.threshold}: net benefit ${one.net_benefit.toFixed(3)}`) },
+      { kind: "line", points: curve("treat_all"), colour: grey, dash: "dash" },
+      { kind: "guide", x: threshold, label: `decided at ${threshold}` },
+    ],
+    x: { title: "threshold on the probability", range: [0, 1] },
+    y: { title: "net benefit", range: [floor, most] },
+    legend: [ownLine(colour, "solid", modelName(chosenSeries())), ownLine(grey, "dash", "alerting all"), ownLine(grey, "dot", "alerting nobody")],
+    caption: "The model is of use at thresholds at which its line is above both others. The band has 95 % intervals.",
+    notes: ["Net benefit: the share rightly alerted, less that of false alerts times t / (1 - t)."],
+    numbers: inWords(words),
+  });
+}
+
+function drawCalibration() {
+  const { calibration: bins, calibration_table: words } = run().quality;
+  at("calibration").hidden = !bins;
+  if (!bins) return;
+  const colour = chosenSeries().colour, ends = bins.flatMap((one) => [one.predicted, one.found, ...(one.interval ?? [])]);
+  const [low, high] = [Math.min(...ends), Math.max(...ends)], sure = bins.filter((one) => one.interval);
+  figure("calibration", "Does it happen as often as it is predicted?").draw({
+    marks: [
+      { kind: "line", points: [[low, low], [high, high]], colour: css("--soft"), dash: "dash" },
+      { kind: "spans", along: "y", colour, spans: sure.map(({ predicted, interval: [low, high] }) => ({ at: predicted, low, high })) },
+      { kind: "dots", dots: bins.map((one) => ({ x: one.predicted, y: one.found, size: 9, colour,
+        hover: `${one.rows} records\npredicted ${one.predicted.toFixed(3)}, found ${one.found.toFixed(3)}` })) },
+    ],
+    x: { title: "predicted, mean of a bin" },
+    y: { title: "found" },
+    caption: "On the dashed line, predictions are right on average. Bars are 95 % intervals.",
+    numbers: inWords(words),
+  });
+}
+
 const beside = { section: "learning", row: "rounds-and-bytes" };
 const sentBy = () => `${sentUnit[0]} sent by ${memberOf(chosenSeries()) ?? "all nodes"}`;
 register({ ...beside, id: "rounds", draw: () =>
   drawLearning("rounds", `${metricName} over rounds`, "round", "rounds", "How good the models were as training went on") });
 register({ ...beside, id: "bytes", draw: () =>
   drawLearning("bytes", `${metricName} over data sent`, "sent", sentBy(), "How good they were for what was sent") });
+register({ section: "learning", row: "use", id: "decisions", draw: drawDecisions });
+register({ section: "learning", row: "use", id: "calibration", draw: drawCalibration });
 register({ id: "epsilon-over-rounds", section: "learning", draw: drawEpsilonOverRounds });
