@@ -11,9 +11,10 @@ Shapes: ... any leading dimensions, K outputs. Squared error is halved, so that 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -28,7 +29,7 @@ class Loss:
     `largest_error` bounds the norm of that derivative over all outputs and targets: 1 for logistic loss, whose
     derivative is p - y with p and y from 0 to 1; sqrt(2) for cross-entropy, because ||p - e_y||^2 is
     (1 - p_y)^2 + sum_{k != y} p_k^2 <= 2 (1 - p_y)^2; infinite for squared error. `score` is summed over examples and
-    turned into the metric by `finish(total, examples)`.
+    turned into the metric by `finish(total, examples)`. `largest_weight` is that of a class; curvature grows by it.
     """
 
     name: str
@@ -38,6 +39,20 @@ class Loss:
     errors: Callable[[Tensor, Tensor], Tensor]
     score: Callable[[Tensor, Tensor], Tensor]
     finish: Callable[[Tensor, int], Tensor]
+    largest_weight: float = 1.0
+
+    def weighted(self, of_classes: Sequence[float]) -> Loss:
+        """The same with a weight for each class of examples: gradients have it before they are clipped."""
+        weights, largest = torch.tensor(of_classes, dtype=torch.float64), max(of_classes)
+
+        def of(targets: Tensor, like: Tensor) -> Tensor:
+            return weights.to(like.device, like.dtype)[targets.long()]
+
+        return replace(
+            self, largest_error=largest * self.largest_error, largest_weight=largest,
+            each=lambda outputs, targets: of(targets, outputs) * self.each(outputs, targets),
+            errors=lambda outputs, targets: of(targets, outputs).unsqueeze(-1) * self.errors(outputs, targets),
+        )  # fmt: skip
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import copy
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -39,7 +39,7 @@ from sottovoce.errors import InputError
 from sottovoce.learning.batches import Batches, parse_batches
 from sottovoce.learning.catalogue import PublicStatistic, Targets
 from sottovoce.learning.clipping import Clipped, Clipping, clip_rows, parse_clipping
-from sottovoce.learning.datasets import Dataset
+from sottovoce.learning.datasets import Dataset, few
 from sottovoce.learning.engines import Engine, Stack, engine_for
 from sottovoce.learning.model_checks import check_gradients, check_model
 from sottovoce.learning.models import Model
@@ -243,11 +243,15 @@ def task(
     dtype: torch.dtype = torch.float32,
     device: str = CPU.type,
     threshold: float = UNMOVED,
+    class_weights: Mapping[str, float] | None = None,
 ) -> Task:
     """Combine data, partition and model; a model that does not fit, or that mixes examples, is refused.
 
-    Of two classes, the second is decided for where its probability is above the `threshold`, which is public.
+    Of two classes, the second is decided for where its probability is above the `threshold`. The loss of an example is
+    multiplied with the weight of its class. Both are public.
     """
+    if class_weights is not None:
+        model = replace(model, loss=model.loss.weighted(_of_each_class(class_weights, dataset)))
     check_model(dataset, model, dtype)
     if threshold != UNMOVED and len(dataset.classes) != 2:
         raise InputError(
@@ -257,6 +261,13 @@ def task(
     where = find_device(device)
     moved = model if where == CPU else replace(model, module=copy.deepcopy(model.module).to(where))
     return Task(dataset, shards, moved, engine_for(moved, engine), dtype, where, threshold)
+
+
+def _of_each_class(weights: Mapping[str, float], dataset: Dataset) -> list[float]:
+    if set(weights) != set(dataset.classes):
+        known = f"classes are {few(dataset.classes)}" if dataset.classes else f"{dataset.name} has no classes"
+        raise InputError(f"class_weights of {few(tuple(weights))}", known, "give one for each class, or none")
+    return [weights[name] for name in dataset.classes]
 
 
 def find_device(name: str) -> torch.device:

@@ -14,7 +14,7 @@ derivative by the outputs, so its largest eigenvalue is at most c ||x||^2 with c
   probability p_k, at most (max v - min v)^2 / 4 <= 2 / 4, because (a - b)^2 <= 2 (a^2 + b^2). So c = 1/2.
 
 The mean over a batch has no larger curvature than its worst example. A bias is a feature that is always 1 and adds 1 to
-R^2. A ridge `r/2 ||x||^2`, outside of the clip, adds r.
+R^2. A ridge `r/2 ||x||^2`, outside of the clip, adds r. Weights of classes multiply H, and c by at most the largest.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ DECLARE_NORM = "set data.unit_norm = true, or data.max_norm to a bound that is p
 """How a run declares a bound on the norm of its rows."""
 
 
-def smoothness(model: str, feature_norm: float, *, ridge: float = 0.0) -> float:
-    """L for features of at most this norm, rounded up.
+def smoothness(model: str, feature_norm: float, *, ridge: float = 0.0, loss_weight: float = 1.0) -> float:
+    """L for features of at most this norm, where losses are multiplied with at most this weight, rounded up.
 
     >>> smoothness("logistic", 5.0)
     6.25...
@@ -44,7 +44,7 @@ def smoothness(model: str, feature_norm: float, *, ridge: float = 0.0) -> float:
         raise Unaccountable(f"{model} is not known to be convex; convex-training is for {', '.join(CURVATURE)} models")
     if not 0 < feature_norm < float("inf"):
         raise InputError(f"features of norm {feature_norm}", "L follows from a finite bound", "give 1.0, for example")
-    return (CURVATURE[model] * feature_norm**2 + ridge) * (1 + 1e-9)
+    return (loss_weight * CURVATURE[model] * feature_norm**2 + ridge) * (1 + 1e-9)
 
 
 def least_weight(system: LinearSystem) -> float:
@@ -84,13 +84,15 @@ def non_expansive(
     weight: float = 1.0,
     excess: float = 1.0,
     momentum: float = 0.0,
+    loss_weight: float = 1.0,
 ) -> str:
     """The sentence that establishes the condition for a run, or a refusal that says what breaks it.
 
     `feature_norm` is the declared bound on the norm of what the model sees of a row; None where nothing is declared.
     `weight` is the run's `least_weight`: gradients are taken at `x / w`, so eta <= 2 w / L. `excess` is the largest
     number of examples of a batch over what their sum is divided by; where it is above 1, a step is that much longer
-    than one on a mean. Clipping `bounded` never acts, so it does nothing to any of these models.
+    than one on a mean. `loss_weight` is the largest of a class. Clipping `bounded` never acts, so it does nothing
+    to any of these models.
     """
     if clipping not in CLIPPING:
         raise InputError(f"clipping {clipping!r}", f"known: {', '.join(CLIPPING)}", "choose one of them")
@@ -104,7 +106,7 @@ def non_expansive(
         )
     if feature_norm is None:
         raise Unaccountable(f"no bound on the norm of rows is declared; {DECLARE_NORM}")
-    L = smoothness(model, feature_norm, ridge=ridge) * max(1.0, excess)
+    L = smoothness(model, feature_norm, ridge=ridge, loss_weight=loss_weight) * max(1.0, excess)
     if step_size <= 0:
         raise Unaccountable(f"step size {step_size:g} goes uphill; convex-training is for descent steps")
     if step_size > 2 * weight / L:

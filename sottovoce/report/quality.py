@@ -242,6 +242,8 @@ def _how_good(run: RunDocuments, noun: str) -> list[str]:
             f"{_told(one, 'sensitivity')} of the {one['rows']:,} that are {one['class']}" for one in scores["by_class"]
         )
         found.append(f"It recognises {' and '.join(each)}.")
+    if run.experiment.training.class_weights:
+        found.append("Classes were weighed in training, which moves its probabilities: see calibration below.")
     return [*found, _against_chance(leading, len(scores["by_class"])), *_of_use(scores)]
 
 

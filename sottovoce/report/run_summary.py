@@ -230,6 +230,7 @@ def _facts(run: RunDocuments, n: int, names: Sequence[str] | None) -> list[list[
         ["model", "that of another framework" if settings.data.columns == ELSEWHERE else settings.model.name],
         ["training", f"{privacy.rounds} rounds, batches {settings.training.batch}"],
         ["clipping", clipped if settings.training.bound is None else f"{clipped} to norm {settings.training.bound:g}"],
+        *([["class weights", _weights_text(weights)]] if (weights := settings.training.class_weights) else []),
         ["noise", noise_text(privacy)],
         *_each_node(run, n, names),
         *map(list, {**quality_rows(scores), **confusion_rows(scores), **baseline_rows(run.baselines, scores)}.items()),
@@ -239,6 +240,10 @@ def _facts(run: RunDocuments, n: int, names: Sequence[str] | None) -> list[list[
         *([name, text] for name, text in spent_text(run.result).items()),
         ["folder", str(run.folder)],
     ]
+
+
+def _weights_text(weights: Document) -> str:
+    return f"{', '.join(f'{name} {weight:g}' for name, weight in weights.items())}, public"
 
 
 def _heard(result: Document) -> list[list[str]]:

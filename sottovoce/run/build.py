@@ -80,7 +80,7 @@ def build_accountant(
     gradients = task(
         data.dataset, data.shards, find_model(experiment.model.name, data.dataset, **experiment.model.settings),
         engine=experiment.machine.engine, dtype=getattr(torch, experiment.machine.precision),
-        device=experiment.machine.device, threshold=training.threshold,
+        device=experiment.machine.device, threshold=training.threshold, class_weights=training.class_weights,
     ).gradients(
         training.batch, training.clip, training.bound, local_steps=training.local_steps,
         step_size=local_step_size(experiment) if training.local_steps > 1 else None,

@@ -174,6 +174,7 @@ def _convexity(training_run: TrainingRun, system: LinearSystem) -> Convexity:
             step_size=taken_step_size(system),
             clipping=gradients.clipping.kind,
             weight=least_weight(system),
+            loss_weight=training_run.task.model.loss.largest_weight,
             excess=float((gradients.node_weights * batches.largest / batches.divisors).max()),
         )
         return Convexity(True, sentence)

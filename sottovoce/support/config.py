@@ -18,9 +18,9 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
 from sottovoce.errors import InputError, shortened
@@ -107,11 +107,14 @@ class AlgorithmChoice(_OpenSection):
     name: str = "dp-d-sgd"
 
 
+ClassWeight = Annotated[float, Field(gt=0, le=1e6)]
+
+
 class TrainingSettings(Section):
     """How many rounds, on which batches, with which clipping.
 
     `weigh_nodes`: whether every node counts alike in the average, or by the number of its records. Of two classes, the
-    second is decided for above the `threshold` on its probability.
+    second is decided for above the `threshold` on its probability. `class_weights` are public numbers by class.
     """
 
     rounds: int = Field(ge=1, le=10**7)
@@ -122,6 +125,17 @@ class TrainingSettings(Section):
     weigh_nodes: Literal["equal", "size"] = "equal"
     same_start: bool = True
     threshold: float = Field(default=0.5, gt=0, lt=1)
+    class_weights: dict[str, ClassWeight] | None = None
+
+    @field_validator("class_weights", mode="before")
+    @classmethod
+    def _are_public(cls, given: object) -> object:
+        if isinstance(given, str):
+            raise ValueError(
+                "must be public numbers by class, such as {no = 1.0, yes = 9.0}: how many rows a class has is private, "
+                "and no figure covers weights that are read from rows"
+            )
+        return given
 
 
 class PrivacySettings(Section):
