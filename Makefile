@@ -52,7 +52,7 @@ torch-ends:
 	done; rm -rf build/torch
 
 # What packages of others say of the same figures, in build/outside. What cannot be installed is skipped, and the page says so.
-OUTSIDE := jax-privacy dp-accounting prv-accountant riskcal opacus
+OUTSIDE := jax-privacy dp-accounting PLD-accounting prv-accountant riskcal opacus
 outside:
 	$(PYTHON) -m venv --clear build/outside
 	$(call PIP,build/outside) "torch==$(TORCH)"

@@ -56,6 +56,17 @@ def of_dp_accounting() -> Iterator[Row]:
         yield Row(what, epsilon_of(math.sqrt(rounds) / noise, delta), theirs)
 
 
+def of_pld_accounting() -> Iterator[Row]:
+    """Its upper bounds; its lower bounds are in the names."""
+    from PLD_accounting import gaussian_allocation_epsilon_range
+
+    for noise, among, epochs in ((1.0, 100, 1), (0.6, 100, 1), (2.0, 10, 10)):
+        above, below = gaussian_allocation_epsilon_range(delta=DELTA, sigma=noise, num_steps=among, num_epochs=epochs)
+        ours = epsilon_of_batches(noise=noise, share=1.0, rounds=epochs, delta=DELTA, among=among)
+        what = f"epsilon at {DELTA:g}: one of {among} rounds, {epochs} epochs, noise multiplier {noise:g}"
+        yield Row(f"{what} (at least {below:.4g})", ours, above)
+
+
 def of_prv_accountant() -> Iterator[Row]:
     """Its estimates; its intervals are 0.01 to both sides."""
     from prv_accountant import PRVAccountant
@@ -166,6 +177,7 @@ def blobs(records: int) -> tuple[np.ndarray, np.ndarray]:
 
 SOURCES: dict[str, Callable[[], Iterator[Row]]] = {
     "dp-accounting": of_dp_accounting,
+    "PLD-accounting": of_pld_accounting,
     "prv-accountant": of_prv_accountant,
     "riskcal": of_riskcal,
     "opacus": of_opacus,
@@ -201,7 +213,7 @@ HEAD = [
     "packages into an environment of their own and writes this page. In parentheses: the difference as a share of the",
     "figure. Composed losses are rounded up by up to 1e-4, on either side. prv-accountant's column has its estimate,",
     "Opacus' the upper end of an interval, which is 0.01 above. dp-accounting is too small at tiny delta: the row of",
-    "1e-11 has a closed form, which is ours.",
+    "1e-11 has a closed form, which is ours. PLD-accounting's column has its upper bounds.",
     "",
     "| package | figure | Sottovoce | theirs | difference |",
     "|---|---|---|---|---|",

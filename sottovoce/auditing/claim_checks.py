@@ -340,7 +340,7 @@ def epsilon_at(found: Audit, delta: float) -> float:
 def _of_sampled_batches(finished_run: FinishedRun, delta: float) -> list[LowerBound]:
     """The exact figure of batches drawn by chance, where whoever hears everything has each noisy gradient of a node."""
     run, nodes = finished_run.training_run, finished_run.training_run.sampled_nodes
-    if nodes is None or any(how.apart > 1 or how.certain for how in nodes.samplings):
+    if nodes is None or any(how.apart * how.among > 1 or how.certain for how in nodes.samplings):
         return []
     rounds = min(run.rounds, SAMPLED_ROUNDS)
     try:

@@ -158,8 +158,7 @@ Part = Annotated[
     Option(
         "--participation",
         help="every; KxB: K times, exactly B rounds apart; shuffle:B: once in each B rounds; or random batches: "
-        "poisson:SHARE, fixed:SIZE, "
-        "cyclic-poisson:SHARExB.",
+        "poisson:SHARE, fixed:SIZE, allocate:KxB (in each of K times B rounds one, at random), cyclic-poisson:SHARExB.",
     ),
 ]
 

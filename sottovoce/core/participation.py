@@ -66,6 +66,10 @@ SHUFFLED = "shuffle"
 SAMPLED = "cyclic-poisson"
 """Records are dealt into B parts, and each record of the next part is drawn with probability SHARE."""
 
+ALLOCATED = "allocate"
+"""Each record draws by itself in which rounds it takes part: KxB, in one of B rounds of each of K epochs; or k/b, in k of
+b rounds in all."""
+
 
 @dataclass(frozen=True)
 class Participation:
@@ -161,17 +165,28 @@ class Participation:
 class Sampling:
     """How a record comes into a batch: with probability `share`, or as one of `share * size` out of `size`.
 
-    It may be drawn every `apart` rounds.
+    It may be drawn every `apart` rounds. Or it is in `times` rounds of every `epoch`, which it draws by itself.
     """
 
     share: float
     size: int | None = None
     apart: int = 1
+    epoch: int = 1
+    times: int = 1
 
     @property
     def certain(self) -> bool:
         """Whether a record is drawn whenever it may be, so that chance hides nothing."""
-        return self.size is None and self.share == 1
+        return self.size is None and self.share == 1 and self.among == 1
+
+    @property
+    def among(self) -> int:
+        """Out of how many rounds a record draws one."""
+        return self.epoch // self.times
+
+    def releases(self, rounds: int) -> int:
+        """Of how many releases by chance a run consists; of a record that is drawn for certain, of one."""
+        return 1 if self.certain else -(-rounds // (self.apart * self.epoch)) * self.times
 
     @property
     def change(self) -> Change:
@@ -183,7 +198,7 @@ class Sampling:
 
 def draws_by_chance(participation: str) -> bool:
     """Whether batches are drawn by chance, rather than as `every` and `KxB` say."""
-    return participation.partition(":")[0] in ("poisson", "fixed", SAMPLED)
+    return participation.partition(":")[0] in ("poisson", "fixed", SAMPLED, ALLOCATED)
 
 
 def parse_participation(spec: str | Participation) -> Participation:
@@ -238,3 +253,20 @@ def parse_cyclic_poisson(spec: str) -> tuple[float, int]:
             f"write {SAMPLED}:0.2x4, for example",
         )  # fmt: skip
     return share, int(found[2])
+
+
+def parse_allocation(spec: str) -> tuple[int, int, int]:
+    """Epochs, rounds in each, and in how many of these a record takes part: of `allocate:KxB`, or `allocate:k/b`.
+
+    >>> parse_allocation("allocate:4x16"), parse_allocation("allocate:2/50")
+    ((4, 16, 1), (1, 50, 2))
+    """
+    found = re.fullmatch(rf"{ALLOCATED}:([1-9]\d{{0,8}})([x/])([1-9]\d{{0,8}})", spec)
+    first, second = (int(found[1]), int(found[3])) if found else (2, 1)
+    if found is None or (found[2] == "/" and second % first) or first * second > LONGEST:
+        raise InputError(
+            f"{spec:.60}",
+            f"it must be {ALLOCATED}:KxB, K epochs of B rounds, or {ALLOCATED}:k/b, k of b rounds, b a multiple of k",
+            f"write {ALLOCATED}:4x16, for example",
+        )
+    return (first, second, 1) if found[2] == "x" else (1, second, first)

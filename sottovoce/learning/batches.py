@@ -11,9 +11,8 @@ From a `SecretSource` the rows of a round are drawn when they are first asked fo
 the process: `rows_of` gives them before the gradient is computed, to be recorded.
 
 A node's gradients are summed and divided by a number that depends on no data and no draw: the size of the shard
-(`full`), of the average batch (`cycle`, `shuffle`), the expected size (`poisson`, `cyclic-poisson`), or the size
-(`fixed`).
-Poisson batches vary in size and are never divided by it, for then one record would change the weight of all others.
+(`full`), of the average batch (`cycle`, `shuffle`), the expected size (`poisson`, `cyclic-poisson`, `allocate`), or the
+size (`fixed`). Batches whose size is drawn are never divided by it: one record would change the weight of all others.
 
 Shapes: T rounds, N nodes, B examples (of the largest batch; shorter ones are padded and masked).
 """
@@ -30,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.participation import (
+    ALLOCATED,
     LEAST_SHARE,
     SAMPLED,
     SHUFFLED,
@@ -37,6 +37,7 @@ from sottovoce.core.participation import (
     Participation,
     Sampling,
     parse_adjacency,
+    parse_allocation,
     parse_cyclic_poisson,
     parse_shuffle,
 )
@@ -209,6 +210,58 @@ class Shuffled(Batches):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Allocated(Batches):
+    """In each of `epochs` epochs of `epoch` rounds every record draws by itself in which `times` rounds it takes part.
+
+    Where streams cannot be repeated, that of an epoch's first round is kept for all of its rounds.
+    """
+
+    epochs: int
+    epoch: int
+    times: int
+    _turns: dict[int, tuple[int, NDArray[np.int64]]] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def divisors(self) -> NDArray[np.float64]:
+        """The expected size of a batch."""
+        return self.sizes * self.times / self.epoch
+
+    def rows_of(self, node: int, round: int) -> Rows:
+        """The records whose turn it is; the draws of the last epoch are held."""
+        self.check(round + 1)
+        first, shard = round - round % self.epoch, self.shards[node]
+        if self._turns.get(node, (None,))[0] != first:
+            drawn = self.key.stream("batch", [node], first).uniforms(len(shard) * self.times).reshape(-1, self.times)
+            self._turns[node] = first, self._places(drawn)
+        return shard[(self._turns[node][1] == round - first).any(axis=1)]
+
+    def _places(self, drawn: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Different rounds for each record: the j-th draw is among those that are left, counted from the first."""
+        places = np.empty(drawn.shape, dtype=np.int64)
+        for j in range(self.times):
+            place = (drawn[:, j] * (self.epoch - j)).astype(np.int64)
+            for taken in np.sort(places[:, :j], axis=1).T:
+                place += place >= taken
+            places[:, j] = place
+        return places
+
+    def _of_record(self) -> Participation:
+        return Participation(apart=self.epoch, shuffled=True) if self.times == 1 else Participation()
+
+    def sampling(self, node: int) -> Sampling:
+        """So many rounds of each epoch, drawn at random."""
+        return Sampling(1.0, epoch=self.epoch, times=self.times)
+
+    def check(self, rounds: int) -> None:
+        """In a longer run records would take part more often than was agreed."""
+        if rounds > self.epochs * self.epoch:
+            raise InputError(
+                f"{rounds} rounds of {ALLOCATED} batches", f"they end after {self.epochs * self.epoch} rounds",
+                f"use {ALLOCATED}:{-(-rounds // self.epoch)}x{self.epoch}",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Poisson(Batches):
     """Each record whose turn it is joins with probability `share`, by itself. There is one part."""
 
@@ -272,8 +325,8 @@ class FixedSize(Batches):
 def parse_batches(
     spec: str, shards: Partition | Sequence[int] | Sequence[Rows], key: RandomSource | None = None
 ) -> Batches:
-    """`full`, `cycle:KxB`, `shuffle:B`, `poisson:SHARE`, `cyclic-poisson:SHARExB` or `fixed:SIZE`, on shards, rows, or
-    bare sizes.
+    """`full`, `cycle:KxB`, `shuffle:B`, `allocate:KxB`, `poisson:SHARE`, `cyclic-poisson:SHARExB` or `fixed:SIZE`, on
+    shards, rows, or bare sizes.
 
     Which records are drawn is a secret, as noise is, and follows from the noise key: a fresh one unless it is given.
     """
@@ -286,6 +339,9 @@ def parse_batches(
         return Cycle(shards=held, key=key, times=int(found[1]), apart=int(found[2]))
     if kind == SHUFFLED:
         return Shuffled(shards=held, key=key, apart=parse_shuffle(spec))
+    if kind == ALLOCATED:
+        epochs, epoch, times = parse_allocation(spec)
+        return Allocated(shards=held, key=key, epochs=epochs, epoch=epoch, times=times)
     if kind == "poisson" and re.fullmatch(r"[\d.eE+-]+", setting) and LEAST_SHARE <= (share := _number(setting)) <= 1:
         return Poisson(shards=held, key=key, share=share)
     if kind == SAMPLED:
@@ -295,7 +351,8 @@ def parse_batches(
         return FixedSize(shards=held, key=key, size=int(setting))
     raise InputError(
         f"batches {spec!r}",
-        f"known: full, cycle:KxB, {SHUFFLED}:B, poisson:SHARE ({LEAST_SHARE:g} to 1), {SAMPLED}:SHARExB, fixed:SIZE",
+        f"known: full, cycle:KxB, {SHUFFLED}:B, {ALLOCATED}:KxB, poisson:SHARE ({LEAST_SHARE:g} to 1), "
+        f"{SAMPLED}:SHARExB, fixed:SIZE",
         "see docs/models.md",
     )
 

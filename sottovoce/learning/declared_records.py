@@ -101,7 +101,7 @@ def declare_records(
 ) -> DeclaredRecords:
     """Records of each node, or as many of all, that take part as `participation` says.
 
-    `every`, `KxB`, `shuffle:B`, or the batches that are drawn by chance: `poisson:SHARE`, `fixed:SIZE`,
+    `every`, `KxB`, `shuffle:B`, or the batches that are drawn by chance: `poisson:SHARE`, `fixed:SIZE`, `allocate:KxB`,
     `cyclic-poisson:SHARExB`.
     """
     wrong = next((count for count in records if not 1 <= count <= MOST), None)
@@ -174,7 +174,7 @@ def calibrate(
 ) -> PerNode:
     """The smallest sigma that is proven to give (epsilon, delta)-DP, rounded up; `settings` are those of `account`.
 
-    The algorithm's own sigma is replaced. `participation` may also be `poisson:SHARE`, `fixed:SIZE` or
+    The algorithm's own sigma is replaced. `participation` may also be `poisson:SHARE`, `fixed:SIZE`, `allocate:KxB` or
     `cyclic-poisson:SHARExB`, with `adjacency="record"`: then sampling is counted if that is proven. `fixed` needs
     `records`, one number or one for each node, and gives a sigma for each node if they differ.
     """

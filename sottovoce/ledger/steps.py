@@ -110,7 +110,7 @@ class Steps:
                 enter_masks(self.database, masks, place, sent)
             self.database.store(key, MESSAGE, {sent[name]: payload for name, payload in outgoing.items()})
             self.database.store(key, OWN, kept)
-            for kind in (RECEIVED, OWN, COINS):
+            for kind in (RECEIVED, OWN):
                 self._drop(kind, before=Place(place.round, 0))
             if noise is not None:
                 self._drop(NOISE, before=Place(noise.since, 0))
@@ -120,7 +120,8 @@ class Steps:
     def record_coins(self, place: Place, key: bytes) -> bytes:
         """Store the key of a batch's coins, before the gradient is computed; returns the one that is stored there.
 
-        So a process that is killed in between draws the same batch again.
+        So a process that is killed in between draws the same batch again. It stays until coins are drawn for a later
+        round, because batches of several rounds may follow from it.
         """
         found = self.database.stored(self._key(place), COINS)
         if found:
@@ -128,6 +129,7 @@ class Steps:
         if self._entry(COINS, place) is not None:
             raise InputError(f"{place}: its batch was already drawn", "a batch is drawn once", "go on after it")
         with self.database.transaction():
+            self._drop(COINS, before=place)
             self.database.add(COINS, self._key(place), {COINS: digest_of(key)})
             self.database.store(self._key(place), COINS, {"": key})
         return key
@@ -193,9 +195,10 @@ class Steps:
         return {place.round: stored[KEY_BYTES:] for place, stored in found.items()}
 
     def erase_noise(self) -> None:
-        """Delete it: no round follows."""
+        """Delete it, and the coins of the last batches: no round follows."""
         with self.database.transaction():
-            self.database.drop("kind = ? AND key >= ? AND key < ?", self._span(NOISE))
+            for kind in (NOISE, COINS):
+                self.database.drop("kind = ? AND key >= ? AND key < ?", self._span(kind))
 
     def newest(self) -> Place | None:
         """The last place that was recorded."""
@@ -214,7 +217,7 @@ class Steps:
     def forget(self, before: Place) -> None:
         """Delete the bytes of earlier places; their hashes stay, and they are never computed again."""
         with self.database.transaction():
-            for kind in (MESSAGE, RECEIVED, OWN, COINS):
+            for kind in (MESSAGE, RECEIVED, OWN):
                 self._drop(kind, before=before)
 
     def receipt(self, sender: str) -> Receipt | None:

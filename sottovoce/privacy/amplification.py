@@ -45,22 +45,26 @@ ROUNDING = 1e-9
 """Sizes of noise and figures that differ by less, relatively, are the same."""
 
 
-def epsilon_of_batches(*, noise: float, share: float, rounds: int, delta: float, size: int | None = None) -> float:
+def epsilon_of_batches(
+    *, noise: float, share: float, rounds: int, delta: float, size: int | None = None, among: int = 1
+) -> float:
     """Epsilon of `rounds` Gaussian releases on sampled batches.
 
     `noise` is the noise multiplier. Without `size`, each record joins each batch with probability `share` (Poisson; add
     or remove one record). With `size` records in all, batches have `share * size` of them, drawn without replacement
-    (replace one record).
+    (replace one record). With `among`, a release is a group of so many rounds; the record is in one.
     """
     if not 0 < share <= 1:
         raise InputError(
             f"batch share {share}", "it must lie in (0, 1]", "give the batch size divided by the number of records"
         )
-    return Composition((SampledLoss(noise, share, rounds, size),)).epsilon(delta) if noise > 0 else math.inf
+    return Composition((SampledLoss(noise, share, rounds, size, among),)).epsilon(delta) if noise > 0 else math.inf
 
 
 @lru_cache(maxsize=256)
-def noise_for(epsilon: float, *, share: float, rounds: int, delta: float, size: int | None = None) -> float:
+def noise_for(
+    epsilon: float, *, share: float, rounds: int, delta: float, size: int | None = None, among: int = 1
+) -> float:
     """The least noise multiplier that meets a target, up to one part in a thousand, on the safe side.
 
     >>> noise = noise_for(0.622, share=0.01, rounds=1000, delta=1e-5)
@@ -69,11 +73,11 @@ def noise_for(epsilon: float, *, share: float, rounds: int, delta: float, size: 
     """
 
     def ask(noise: float) -> Answer:
-        found = epsilon_of_batches(noise=noise, share=share, rounds=rounds, delta=delta, size=size)
+        found = epsilon_of_batches(noise=noise, share=share, rounds=rounds, delta=delta, size=size, among=among)
         return Answer(found, found <= epsilon)
 
     search, unsampled = Search(ask, epsilon), rounds**0.5 / mu_of(epsilon, delta)
-    search.approach(unsampled, max(share * unsampled, 1e-3), close=1e-4)
+    search.approach(unsampled, max(share * unsampled / among**0.5, 1e-3), close=1e-4)
     return least_noise(
         search.meets, unsampled, tolerance=1e-3, smallest=1e-3, largest=LARGEST_MULTIPLIER,
         name="noise multiplier", target=f"epsilon {epsilon} with sampled batches",
@@ -167,18 +171,15 @@ def _worst_epsilon(system: LinearSystem, view: View, nodes: SampledNodes, delta:
     """Of each sampling; or, if that is less, of the same noise in every round, where nodes differ in that."""
     found = []
     for how, noise in nodes.least_noise(system, view).items():
-        count = _releases(how, system.rounds)
+        count = how.releases(system.rounds)
         unsampled = epsilon_of(count**0.5 / noise, delta) if noise > 0 else math.inf
         if not how.certain:
-            sampled = epsilon_of_batches(noise=noise, share=how.share, size=how.size, rounds=count, delta=delta)
+            sampled = epsilon_of_batches(
+                noise=noise, share=how.share, size=how.size, rounds=count, delta=delta, among=how.among
+            )
             unsampled = min(sampled, unsampled) if nodes.differ else sampled
         found.append(unsampled)
     return max(found)
-
-
-def _releases(how: Sampling, rounds: int) -> int:
-    """How many releases of `noise_multipliers` there are."""
-    return 1 if how.certain else -(-rounds // how.apart)
 
 
 def sampled_figure(system: LinearSystem, view: View, nodes: SampledNodes, delta: float) -> PrivacyFigure:
@@ -217,8 +218,8 @@ def sampled_loss(system: LinearSystem, view: View, nodes: SampledNodes) -> Sampl
     if len(sizes) > 1 or (nodes.differ and None not in sizes):
         return None
     noise, one = min(nodes.least_noise(system, view).values()), nodes.samplings[0]
-    count = _releases(one, system.rounds)
-    return SampledLoss(noise, max(how.share for how in nodes.samplings), count, sizes.pop())
+    share = max(how.share for how in nodes.samplings)
+    return SampledLoss(noise, share, one.releases(system.rounds), sizes.pop(), one.among)
 
 
 def sampled_sigma(
@@ -286,9 +287,9 @@ def saves_noise(sampled: PerNode, unsampled: float) -> bool:
 
 def _needed(how: Sampling, rounds: int, target: Target, *, or_unsampled: bool) -> float:
     """The noise multiplier that a sampling needs; or, if that is less, the one that needs no sampling."""
-    count = _releases(how, rounds)
+    count = how.releases(rounds)
     unsampled = count**0.5 / target.mu * (1 + 1e-12)
     if how.certain:
         return unsampled
-    found = noise_for(target.epsilon, share=how.share, size=how.size, rounds=count, delta=target.delta)
+    found = noise_for(target.epsilon, share=how.share, size=how.size, rounds=count, delta=target.delta, among=how.among)
     return min(found, unsampled) if or_unsampled else found

@@ -60,9 +60,7 @@ class AssumptionKind(Enum):
     )
     MEANT_WEIGHTS = "weights are the simple fractions that they are stored next to, and arithmetic is exact"
     STORED_WEIGHTS = "weights are the binary fractions that are stored, and arithmetic is exact"
-    SAMPLED_BATCHES = (
-        "one record is {changed}; batches are drawn anew in each round, and nobody learns which records were drawn"
-    )
+    SAMPLED_BATCHES = "one record is {changed}; batches are drawn at random, and nobody learns which records were drawn"
     NOTHING_OBSERVED = (
         "no message that the adversary observes depends on this node's data: nothing of it is observed; its model, if "
         "it is published, is not covered"

@@ -62,16 +62,19 @@ class GaussianLoss:
 class SampledLoss:
     """`rounds` Gaussian releases on randomly drawn batches: the arguments of `epsilon_of_batches`.
 
-    Without `size` batches are Poisson, and the loss is about a record that is made to count as nothing.
+    Without `size` batches are Poisson, and the loss is about a record that is made to count as nothing. So it is where
+    the record takes part in one of `among` rounds that follow each other, drawn at random: such a group is a release.
     """
 
     noise: float
     share: float
     rounds: int
     size: int | None = None
+    among: int = 1
 
     def __post_init__(self) -> None:
-        if not self.noise >= 0 or not 0 < self.share <= 1 or not self.rounds >= 0 or (self.size or 1) < 1:
+        counts = min(self.size or 1, self.among)
+        if not self.noise >= 0 or not 0 < self.share <= 1 or not self.rounds >= 0 or counts < 1:
             raise InputError(f"{self}", "noise and rounds are 0 or more, shares in (0, 1]", "check where it comes from")
 
     @property
@@ -90,7 +93,7 @@ class SampledLoss:
     def releases(self) -> Releases:
         """Batches of a fixed size have a whole number of records; of a share that is none, the next larger one."""
         if self.size is None:
-            return Releases(self.noise, self.share, self.rounds)
+            return Releases(self.noise, self.share, self.rounds, among=self.among)
         return Releases(
             self.noise, math.ceil(self.share * self.size * (1 - 1e-12)) / self.size, self.rounds, replaced=True
         )
@@ -130,7 +133,7 @@ def read_loss(document: Document) -> Loss:
         return GaussianLoss(from_json(document["mu"]))
     if kind == "sampled":
         noise = from_json(document["noise"])
-        return SampledLoss(noise, document["share"], document["rounds"], document["size"])
+        return SampledLoss(noise, document["share"], document["rounds"], document["size"], document.get("among", 1))
     return StatedLoss(from_json(document["epsilon"]), document["delta"], Change(document["change"]))
 
 

@@ -11,7 +11,8 @@ without replacement, where a record is replaced by another: take a batch of whic
 probability q it is the one that may change, else any other. All records lie within Delta of each other, so advanced
 joint convexity (Balle, Barthe and Gaboardi, 2018, arXiv 1807.01647, Theorem 2) gives the first profile, in both
 directions. A profile has a pair of distributions, and pairs compose, also adaptively (Zhu, Dong and Wang, 2022, arXiv
-2106.08567, Proposition 8 and Theorem 10). A plain release is one with q = 1. docs/guarantees.md has the proofs.
+2106.08567, Proposition 8 and Theorem 10). A plain release is one with q = 1. A record that takes part in one of several
+releases has the profiles of `random_allocation`. docs/guarantees.md has the proofs.
 
 On a grid of losses a profile is replaced by its chords, as functions of e^loss (Doroshenko and others, 2022, arXiv
 2207.04380). Chords lie above, and so do compositions of what lies above. Every rounding is added as well:
@@ -42,11 +43,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.privacy.gaussian_dp import RELATIVE_ERROR, epsilon_of, log_deltas
+from sottovoce.privacy.random_allocation import UNIT, Allocation
 
 Array = NDArray[np.float64]
-
-UNIT = 2.0**-53
-"""How far a rounded number is off, relatively."""
 
 TAIL = 1e-9
 """This share of delta is left for losses above the grid of one release, and for those above the window of all."""
@@ -67,13 +66,20 @@ TILTS = np.geomspace(1e-4, 1e6, 121)
 class Releases(NamedTuple):
     """So many releases with this noise multiplier, on batches with this share of all records.
 
-    A record is left out, and batches are Poisson; or it is `replaced`, and batches have a fixed size.
+    A record is left out, and batches are Poisson; or it is `replaced`, and batches have a fixed size. Or each is a group
+    of `among` releases, in one of which the record takes part.
     """
 
     noise: float
     share: float
     rounds: int
     replaced: bool = False
+    among: int = 1
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is left to chance."""
+        return self.share == 1 and self.among == 1
 
 
 def epsilon_of_releases(releases: Sequence[Releases], delta: float) -> float:
@@ -89,11 +95,11 @@ def _joint_epsilon(releases: tuple[Releases, ...], delta: float) -> float:
     """Runs of a sweep that differ in their seeds alone ask the same."""
     mus = [math.sqrt(one.rounds) / one.noise for one in releases]
     unsampled = epsilon_of(mus[0] if len(mus) == 1 else math.hypot(*mus) * (1 + 4 * UNIT), delta)
-    if all(one.share == 1 for one in releases):
+    if all(one.plain for one in releases):
         return unsampled
-    if sum(one.rounds for one in releases) == 1:
-        return min(unsampled, _epsilon_of_one(releases[0], delta))
     directions = dict.fromkeys(tuple(_Part(one, there or one.replaced) for one in releases) for there in (True, False))
+    if sum(one.rounds for one in releases) == 1:
+        return min(unsampled, max(parts[0].epsilon_of_one(delta) for parts in directions))
     return min(unsampled, max(_composed_epsilon(parts, delta) for parts in directions))
 
 
@@ -117,15 +123,21 @@ class _Part(NamedTuple):
     releases: Releases
     there: bool
 
+    def epsilon_of_one(self, delta: float) -> float:
+        """Of one of the releases, in this direction or in the one that has more."""
+        if self.releases.among > 1:
+            return Allocation(self.releases.noise, self.releases.among).epsilon(delta, self.there)
+        return _epsilon_of_one(self.releases, delta)
+
     def reach(self, tail: float) -> float:
         """The loss above which a share `tail` is at most left, of all rounds together."""
-        return _epsilon_of_one(self.releases, max(tail / self.releases.rounds, math.ulp(0.0)))
+        return self.epsilon_of_one(max(tail / self.releases.rounds, math.ulp(0.0)))
 
     def masses(self, reach: float, step: float) -> tuple[Array, float]:
         """Masses at the multiples of a step from -reach to reach, by chords of the profile; and at infinity."""
         count = math.ceil(reach / step) + 1
-        above = _profile(self.releases.noise, self.releases.share, self.there, step, count)
-        dual = _profile(self.releases.noise, self.releases.share, self.releases.replaced or not self.there, step, count)
+        one = self.releases._replace(rounds=1)
+        above, dual = _profile(one, self.there, step, count), _profile(one, one.replaced or not self.there, step, count)
         # below 0 the profile, less what is linear in e^loss: that has no curvature
         below = np.exp(-step * np.arange(count)) * dual
         grown, growth = math.exp(step), math.expm1(step)
@@ -139,10 +151,13 @@ class _Part(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def _profile(noise: float, share: float, there: bool, step: float, count: int) -> Array:
+def _profile(one: Releases, there: bool, step: float, count: int) -> Array:
     """The hockey-stick divergences at so many multiples of a step, from 0 on; rounded up."""
-    losses = step * np.arange(count)
-    if there:
+    noise, share, losses = one.noise, one.share, step * np.arange(count)
+    if one.among > 1:
+        with np.errstate(divide="ignore"):
+            logs = np.log(Allocation(noise, one.among).divergences(np.exp(losses), there))
+    elif there:
         logs = math.log(share) + log_deltas(1 / noise, np.log1p(np.expm1(losses) / share))
     else:
         b = 1 + np.expm1(-losses) / share + 4 * UNIT / share

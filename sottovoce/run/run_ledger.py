@@ -98,8 +98,10 @@ def planned_run(privacy: PrivacyDocument, *, run: str, name: str, data: str, noi
     )
     stages = []
     for end in privacy.over_rounds:
-        if isinstance(loss, SampledLoss):
-            spent: Loss = replace(loss, rounds=-(-loss.rounds * end.round // privacy.rounds))
+        if isinstance(loss, SampledLoss) and loss.among > 1:
+            spent: Loss = loss  # where it is drawn at random, all may lie in the first rounds
+        elif isinstance(loss, SampledLoss):
+            spent = replace(loss, rounds=-(-loss.rounds * end.round // privacy.rounds))
         elif isinstance(loss, GaussianLoss):
             spent = loss if end.mu is None else GaussianLoss(end.mu)
         else:

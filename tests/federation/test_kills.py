@@ -16,6 +16,7 @@ ROUNDS = len(MOMENTS)
 ALGORITHMS = {
     "dp-d-sgd": {"algorithm": DP_D_SGD},
     "poisson": {"algorithm": DP_D_SGD, "batches": 'batch = "poisson:0.5"'},
+    "allocate": {"algorithm": DP_D_SGD, "batches": 'batch = "allocate:2x4"'},
     "muffliato-sgd": {"algorithm": 'name = "muffliato-sgd"\nstep_size = 0.5\ngossip_steps = 3'},
     "dp-csgp": {"algorithm": 'name = "dp-csgp"\nstep_size = 0.5'},
     "anti-pgd": {"algorithm": 'name = "anti-pgd"\nstep_size = 0.5'},
@@ -42,12 +43,12 @@ def test_killed_at_every_moment_of_a_round_and_joined_again(tmp_path, kills, cas
     """One member dies at another moment of each round, a neighbour in between: the run is whole all the same."""
     clinics = Clinics(tmp_path)
     agreement = clinics.agree(**ALGORITHMS[case], rounds=ROUNDS)
-    has_coins = case == "poisson"
+    new_coins = {"poisson": range(ROUNDS), "allocate": range(0, ROUNDS, 4)}.get(case, ())
     steps = 3 if case == "muffliato-sgd" else 1
     for round, moment in enumerate(MOMENTS):
-        if moment != COINS or has_coins:
-            kills.planned.add(("Mercy", moment, Place(round, 0)))
-            kills.planned.add(("Hill", moment, Place(len(MOMENTS) - 1 - round, 0)))
+        for name, at in (("Mercy", round), ("Hill", ROUNDS - 1 - round)):
+            if moment != COINS or at in new_coins:
+                kills.planned.add((name, moment, Place(at, 0)))
     planned = len(kills.planned)
 
     def join(name):

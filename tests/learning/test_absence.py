@@ -29,7 +29,16 @@ from sottovoce.support.threads import threads
 
 SHARDS = tuple(np.split(np.arange(20), [7, 11]))
 HOSTILE = np.array([3e38, np.nan, np.inf, -np.inf, 1e-42, -3e38, 0.0], dtype=np.float32)
-BATCHES = ("full", "cycle:3x2", "shuffle:3", "poisson:0.4", "poisson:0.05", "cyclic-poisson:0.5x2", "fixed:2")
+BATCHES = (
+    "full",
+    "cycle:3x2",
+    "shuffle:3",
+    "poisson:0.4",
+    "poisson:0.05",
+    "cyclic-poisson:0.5x2",
+    "fixed:2",
+    "allocate:3x2",
+)
 CLIPS = (("none",), ("whole-gradient", 0.7), ("per-example", 0.7), ("bounded",))
 
 
@@ -183,7 +192,16 @@ def test_hostile_rows_pass_no_bound(name, engine):
 SHORT = tuple(np.split(np.arange(20), [1, 3]))
 """One row, two, and many: in most rounds some of these nodes have no row, or fewer than others."""
 
-RULES = ("full", "cycle:3x1", "shuffle:1", "poisson:0.4", "poisson:0.05", "cyclic-poisson:0.5x1", "fixed:1")
+RULES = (
+    "full",
+    "cycle:3x1",
+    "shuffle:1",
+    "poisson:0.4",
+    "poisson:0.05",
+    "cyclic-poisson:0.5x1",
+    "fixed:1",
+    "allocate:2x2",
+)
 """All batch rules, for shards of one row; where shards have two rows or more, `BATCHES` are."""
 
 

@@ -12,7 +12,7 @@ from sottovoce.learning.batches import Sampling, parse_batches
 from sottovoce.learning.datasets import load
 from sottovoce.learning.partitioning import partition
 
-SPECS = ("full", "cycle:3x4", "poisson:0.3", "cyclic-poisson:0.6x4", "fixed:5")
+SPECS = ("full", "cycle:3x4", "poisson:0.3", "cyclic-poisson:0.6x4", "fixed:5", "allocate:3x4")
 SIZES = [9, 14, 30]
 
 
@@ -126,11 +126,13 @@ def test_fixed_batches_are_uniform():
 def test_what_the_accountant_is_told():
     told = {spec: parse_batches(spec, SIZES) for spec in SPECS}
     assert [told[spec].participation() for spec in SPECS] == [
-        Participation(), Participation(3, 4), Participation(), Participation.sampled(0.6, 4), Participation()
+        Participation(), Participation(3, 4), Participation(), Participation.sampled(0.6, 4), Participation(),
+        Participation(apart=4, shuffled=True),
     ]  # fmt: skip
     assert all(plan.participation("user") == Participation() for plan in told.values())
     assert [told[spec].sampling(1) for spec in SPECS] == [
-        None, None, Sampling(0.3), Sampling(0.6, apart=4), Sampling(5 / 14, 14)
+        None, None, Sampling(0.3), Sampling(0.6, apart=4), Sampling(5 / 14, 14),
+        Sampling(1.0, epoch=4),
     ]  # fmt: skip
     assert told["full"].divisors.tolist() == [9, 14, 30]
     assert told["cycle:3x4"].divisors.tolist() == [2.25, 3.5, 7.5]
@@ -168,7 +170,9 @@ def test_wrong_batches_are_refused(spec, sizes, message):
         parse_batches("full", [4]).participation("people")
 
 
-@pytest.mark.parametrize("spec", ["full", "cycle:9x4", "shuffle:4", "poisson:0.3", "cyclic-poisson:0.5x3", "fixed:5"])
+@pytest.mark.parametrize(
+    "spec", ["full", "cycle:9x4", "shuffle:4", "poisson:0.3", "cyclic-poisson:0.5x3", "fixed:5", "allocate:9x4"]
+)
 def test_batches_of_several_rounds_are_those_of_each(spec):
     plan = parse_batches(spec, [13, 9, 22], NoiseKey.of_seed(1))
     together = plan.draw_several(range(2, 9), [2, 0])

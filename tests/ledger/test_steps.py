@@ -270,3 +270,18 @@ def test_one_changed_byte_of_what_never_leaves_is_noticed(steps, byte):
         steps.database.rows("UPDATE payloads SET bytes = ? WHERE kind = 'own'", (damage,))
         with pytest.raises(InputError, match="stored bytes of round 1, step 0 differ from their hash"):
             steps.step(FIRST)
+
+
+def test_coins_serve_all_rounds_until_others_are_drawn_and_go_at_the_end(steps):
+    key = bytes(range(32))
+    assert steps.record_coins(Place(0, 0), key) == key
+    for round in range(3):
+        steps.record_step(Place(round, 0), {"anna": b"a%d" % round})
+    steps.forget(Place(2, 0))
+    assert steps.record_coins(Place(0, 0), bytes(32)) == key
+    assert steps.record_coins(Place(3, 0), bytes(32)) == bytes(32)
+    with pytest.raises(InputError):
+        steps.record_coins(Place(0, 0), key)
+    steps.erase_noise()
+    with pytest.raises(InputError):
+        steps.record_coins(Place(3, 0), key)
