@@ -67,8 +67,8 @@ SAMPLED = "cyclic-poisson"
 """Records are dealt into B parts, and each record of the next part is drawn with probability SHARE."""
 
 ALLOCATED = "allocate"
-"""Each record draws by itself in which rounds it takes part: KxB, in one of B rounds of each of K epochs; or k/b, in k of
-b rounds in all."""
+"""Each record draws by itself in which rounds it takes part: KxB, in one of B rounds of each of K epochs; or k/b, in k
+of b rounds in all."""
 
 
 @dataclass(frozen=True)

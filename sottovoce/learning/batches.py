@@ -3,8 +3,8 @@
     >>> plan = parse_batches("cycle:4x5", [50, 40])
     >>> plan.draw(7).rows.shape, plan.participation("record")
     ((2, 10), Participation(times=4, apart=5, share=1.0, shuffled=False))
-    >>> parse_batches("poisson:0.1", [50, 40]).sampling(1)
-    Sampling(share=0.1, size=None, apart=1)
+    >>> parse_batches("poisson:0.1", [50, 40]).sampling(1).share
+    0.1
 
 Draws are named by (node, round). From a noise key any round can be drawn alone, by a restart or by the node itself.
 From a `SecretSource` the rows of a round are drawn when they are first asked for, and are the same from then on within

@@ -3,8 +3,8 @@
     >>> held = declare_records("poisson:0.1", nodes=2, records=[50, 200])
     >>> held.sensitivity, str(held.participation)
     ((0.4, 0.1), 'every')
-    >>> held.sampled_nodes.samplings[0]
-    Sampling(share=0.1, size=None, apart=1)
+    >>> held.sampled_nodes.samplings[0].share
+    0.1
 
 Numbers of records are public. Gradients are clipped per example, to norm one.
 

@@ -66,8 +66,8 @@ TILTS = np.geomspace(1e-4, 1e6, 121)
 class Releases(NamedTuple):
     """So many releases with this noise multiplier, on batches with this share of all records.
 
-    A record is left out, and batches are Poisson; or it is `replaced`, and batches have a fixed size. Or each is a group
-    of `among` releases, in one of which the record takes part.
+    A record is left out, and batches are Poisson; or it is `replaced`, and batches have a fixed size. Or each is a
+    group of `among` releases, in one of which the record takes part.
     """
 
     noise: float

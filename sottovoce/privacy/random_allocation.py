@@ -16,7 +16,7 @@ upper bounds. Above the largest point a sum is cut off; what is lost is added to
 
     >>> record_there, not_there = (Allocation(2.0, 10).divergences([1.5], there)[0] for there in (True, False))
     >>> f"{record_there:.2e} {not_there:.2e}"
-    '2.91e-04 2.07e-04'
+    '6.01e-04 4.66e-04'
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ LOW, HIGH = 10.0, 16.0
 
 
 class _Sum(NamedTuple):
-    """An upper bound of the sum of `count` X: masses at points, what was cut off, and what rounding took off masses."""
+    """An upper bound of the sum of so many X: masses at points, what was cut off, and what rounding took off masses."""
 
     points: Array
     masses: Array
     cut: float
     relative: float
-    count: int
+    terms: int
 
     @classmethod
     def single(cls, noise: float) -> _Sum:
@@ -69,7 +69,7 @@ class _Sum(NamedTuple):
 
     def plus(self, other: _Sum, noise: float) -> _Sum:
         """The sum with an independent one, spread to points of its own."""
-        points = _points(noise, self.count + other.count)
+        points = _points(noise, self.terms + other.terms)
         sums = (self.points[:, None] + other.points).ravel()
         masses = (self.masses[:, None] * other.masses).ravel()
         there = masses > 0
@@ -81,11 +81,11 @@ class _Sum(NamedTuple):
         gap = np.diff(points)[left]
         share = (sums - points[left]) / gap
         slack = 8 * UNIT * points[left + 1] / gap
-        right = np.bincount(left + 1, masses * np.minimum(share + slack, 1.0), len(points))
-        found = np.bincount(left, masses * np.minimum(1 - share + slack, 1.0), len(points)) + right
+        right = np.asarray(np.bincount(left + 1, masses * np.minimum(share + slack, 1.0), len(points)), dtype=float)
+        found: Array = right + np.bincount(left, masses * np.minimum(1 - share + slack, 1.0), len(points))
         own = 4 * UNIT * len(masses)
         relative = (1 + self.relative) * (1 + other.relative) * (1 + own) - 1
-        return _Sum(points, found, (self.cut + other.cut + cut) * (1 + own), relative, self.count + other.count)
+        return _Sum(points, found, (self.cut + other.cut + cut) * (1 + own), relative, self.terms + other.terms)
 
 
 def _points(noise: float, count: int) -> Array:
