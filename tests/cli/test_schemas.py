@@ -160,6 +160,7 @@ def test_objects_admit_no_other_keys_and_need_all_but_a_few(name):
             assert part["additionalProperties"] is False
             assert set(part["properties"]) - set(part["required"]) <= {
                 "accuracy",
+                "among",
                 "consensus",
                 "heard",
                 "held_out",
