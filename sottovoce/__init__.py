@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from sottovoce.attacks.candidate_losses import candidates_of as candidates_of
     from sottovoce.attacks.candidate_losses import loss_series as loss_series
     from sottovoce.attacks.received_messages import receive
-    from sottovoce.attacks.reconstruction import Reconstruction, reconstruct
     from sottovoce.attacks.threshold import threshold as threshold
     from sottovoce.auditing.lower_bound import Audit, audit_guesses, audit_one_run, audit_scores
     from sottovoce.auditing.mechanism import audit
@@ -97,10 +96,6 @@ _MODULE_OF = {
         "NoisyStepSettings",
     ),
     "attacks.received_messages": ("receive",),
-    "attacks.reconstruction": (
-        "Reconstruction",
-        "reconstruct",
-    ),
     "auditing.lower_bound": (
         "Audit",
         "audit_guesses",
@@ -240,7 +235,6 @@ __all__ = [
     "NoisyStepSettings",
     "Plan",
     "Question",
-    "Reconstruction",
     "RecordingSettings",
     "Rows",
     "SampledLoss",
@@ -277,7 +271,6 @@ __all__ = [
     "push",
     "random_edges",
     "receive",
-    "reconstruct",
     "rotating",
     "sampled_epsilon",
     "sampled_noise",

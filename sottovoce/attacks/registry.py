@@ -3,7 +3,7 @@
     >>> attack_by_name("pooled").takes(Option.VIEW), attack_by_name("threshold").takes(Option.VIEW)
     (True, False)
     >>> [attack.name for attack in ATTACKS if not attack.membership]
-    ['reconstruction', 'inversion']
+    ['inversion']
 
 To add an attack, write one file with a function `attack_runs(finished_runs, options)` that returns an `AttackResult`,
 and add its entry to `ATTACKS`. The command line, sweeps and the report page follow from the entry. This module is
@@ -38,14 +38,12 @@ class Option(StrEnum):
     SAMPLES = "samples"
     SHADOWS = "shadows"
     METHOD = "method"
-    PICTURE = "picture"
 
 
 class PageFigure(StrEnum):
     """Where the report page shows the result of an attack: the values are identifiers of its elements."""
 
     ROC_CURVE = "roc"
-    RECONSTRUCTION_TABLE = "checks"
     PICTURES = "pictures"
 
 
@@ -113,7 +111,6 @@ class Attack:
     caption: str = ""
     options: frozenset[Option] = frozenset()
     membership: bool = False
-    needs_recording: bool = True
     several_runs: bool = True
     by_distance: bool = False
     page_figure: PageFigure | None = None
@@ -156,12 +153,7 @@ ATTACKS = (
         page_figure=PageFigure.ROC_CURVE,
     ),
     Attack(
-        name="reconstruction", module="reconstruction", needs_recording=False, several_runs=False,
-        description="The **reconstruction** attack solves the linear system of the messages for gradients.",
-        page_figure=PageFigure.RECONSTRUCTION_TABLE,
-    ),
-    Attack(
-        name="inversion", module="inversion", options=frozenset({Option.PICTURE}), several_runs=False,
+        name="inversion", module="inversion", several_runs=False,
         description="The **inversion** attack looks for inputs whose gradient is a neighbour's first message.",
         page_figure=PageFigure.PICTURES,
     ),
@@ -203,7 +195,7 @@ def check_attacks(document: Document, runs: Sequence[SweepRun]) -> tuple[Attack,
         raise InputError(f"attacks = {names}", f"known: {names_of(MEMBERSHIP_ATTACKS)}", f"write attacks = {example}")
     attacks = tuple(MEMBERSHIP_ATTACKS[known.index(name)] for name in names)
     unrecorded = next((run.experiment for run in runs if run.experiment.record.attackers in ("none", [])), None)
-    if unrecorded is not None and any(attack.needs_recording for attack in attacks):
+    if unrecorded is not None and attacks:
         raise InputError(
             f"attacks on {unrecorded.name}, which records nothing", "attacks need what attackers received",
             'write record.attackers = "all"',

@@ -9,8 +9,6 @@ from sottovoce.attacks.registry import (
     ATTACKS,
     Attack,
     AttackOptions,
-    AttackResult,
-    PictureResult,
     attack_by_name,
     attacks_with,
 )
@@ -48,7 +46,6 @@ def attack(
     view: str | None = Option(
         None, help=_help(Taken.VIEW, "who pools, coalition:A,B or everyone; default: each node alone.")
     ),
-    picture: Path | None = Option(None, help=_help(Taken.PICTURE, "draw what was found into this SVG file.")),
     samples: int = Option(
         AttackOptions.samples,
         min=1,
@@ -71,37 +68,21 @@ def attack(
     from sottovoce.attacks.run_attacks import result_document, run_attack, store_attack, stored_attacks
     from sottovoce.report.page import write_page_of
     from sottovoce.run.finished_run import open_run
-    from sottovoce.support.files import check_writable
 
     chosen = attack_by_name(name, given_as="--attack")
-    if picture is not None and not chosen.takes(Taken.PICTURE):
-        drawing = _names(attacks_with(Taken.PICTURE))
-        raise InputError(f"--picture with {name}", f"only {drawing} draws", f"add --attack {drawing}")
     if len(runs) > 1 and not chosen.several_runs:
         raise InputError(f"{len(runs)} runs with --attack {name}", "it attacks one run", "attack them one by one")
     with activity("opening"):
         finished_runs = [open_run(folder, data) for folder in runs]
     for folder in runs:
         stored_attacks(folder)  # a damaged attack.json is refused before any work
-    if picture is not None:
-        picture = check_writable(picture)
     with activity(chosen.progress or name) as work:
         options = AttackOptions(
             attacker=None if attacker is None else finished_runs[0].node(attacker), view=view, samples=samples,
             shadows=shadows, confidence=confidence, seed=seed, jobs=jobs, progress=work.tell, note=print_note,
         )  # fmt: skip
         result = run_attack(chosen, finished_runs, options)
-    if picture is not None:
-        _draw(result, picture)
     document = store_attack(runs, name, result_document(chosen, result, options))
     for folder in runs:
         write_page_of(folder, again=True, data=data)
     answer(document, result.table(), *result.notes())
-
-
-def _draw(result: AttackResult, picture: Path) -> None:
-    from sottovoce.report.picture_gallery import gallery
-    from sottovoce.support.files import write_text
-
-    assert isinstance(result, PictureResult)
-    write_text(picture, gallery(result.pictures(), result.picture_shape))

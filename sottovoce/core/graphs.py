@@ -26,11 +26,10 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from sottovoce.core.arrays import given_array
-from sottovoce.core.graph_files import parse_edges, read_edge_list, read_listed_graph
+from sottovoce.core.graph_files import parse_edges, read_edge_list
 from sottovoce.errors import InputError
 from sottovoce.support.limits import Cost, check_cost
 from sottovoce.support.progress import report_stage
-from sottovoce.support.text import html_table
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -96,14 +95,6 @@ class Graph:
     def __repr__(self) -> str:
         kind = "directed edges" if self.directed else "edges"
         return f"Graph({self.name!r}, {self.n} nodes, {self.edges} {kind})"
-
-    def _repr_html_(self) -> str:
-        """For notebooks: its size and its degrees."""
-        degrees = f"{self.out_degrees.min()} to {self.out_degrees.max()}"
-        names = "0 to n - 1" if self.names is None else ", ".join(self.names[:6]) + (", ..." if self.n > 6 else "")
-        facts = {"nodes": self.n, "edges": self.edges, "directed": self.directed, "degrees": degrees}
-        facts |= {"connected": self.connected, "names": names}
-        return html_table([("", ""), *facts.items()], self.name)
 
     @property
     def n(self) -> int:
@@ -463,16 +454,5 @@ def _from_file(spec: str, rest: str) -> Graph:
     settings = parse_options(f"graph {spec!r}", options, FILE_OPTIONS)
     path, directed = Path(rest), settings.get("directed")
     report_stage(f"reading {path.name}")
-    listed = read_listed_graph(path, directed=bool(directed))
-    if listed is None:
-        built = _from_edge_list(path, f"file:{rest}", bool(directed))
-    else:
-        if listed.directed is not None and directed is not None:
-            raise InputError(
-                f"directed={str(directed).lower()} in graph {spec!r}",
-                "the file itself says whether it is directed",
-                "leave it out",
-            )
-        both = bool(directed if listed.directed is None else listed.directed)
-        built = _labelled(listed.nodes, listed.edges, name=f"file:{rest}", directed=both)
+    built = _from_edge_list(path, f"file:{rest}", bool(directed))
     return built.giant() if settings.get("component") else built

@@ -14,7 +14,6 @@ from sottovoce.privacy.covering_views import Coverage, StandIn
 from sottovoce.privacy.guarantee import Guarantee, PrivacyFigure
 from sottovoce.privacy.rounding import round_up, sigma_text
 from sottovoce.support.limits import size_text
-from sottovoce.support.text import html_table
 from sottovoce.tracing.linear_system import LinearSystem
 
 
@@ -89,10 +88,6 @@ class Plan:
     def __repr__(self) -> str:
         best = "none is recommended" if self.recommended is None else f"{self.recommended.label} is recommended"
         return f"Plan({self.question.graph.name}, epsilon {self.question.epsilon:g}, {len(self.ranked)} ranked, {best})"
-
-    def _repr_html_(self) -> str:
-        """For notebooks: the table, and what is recommended."""
-        return html_table(self.table(), f"Recommended: {self.reason}.")
 
     def table(self) -> list[list[str]]:
         """All that are ranked, with what they take and give, for reading."""

@@ -20,7 +20,7 @@ from sottovoce.privacy.observation import observe
 from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.views import View, ViewKind, parse_view, with_final_models
 from sottovoce.support.progress import counted
-from sottovoce.support.text import DELTA, JSON, html_table
+from sottovoce.support.text import JSON
 from sottovoce.support.threads import one_thread
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.noise_scaling import ROUNDING as NOISE_ROUNDING
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 IN_TURN = (Kind.AS_PUBLISHED, Kind.ANY_TRAINING, Kind.FIXED_STREAMS, Kind.CONVEX_TRAINING)
 """The order in which kinds are computed: what takes longest comes last."""
+
+DELTA = 1e-5
+"""At which epsilon is shown where nothing says another delta."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,10 +59,6 @@ class Account:
         figure = f"{best.kind}, epsilon {round_up(best.epsilon(DELTA))} at {DELTA:g}"
         figure = "nothing proven" if best.proves_nothing else figure
         return f"Account({self.system.algorithm.name} on {self.system.topology.name}, {self.view}: {figure})"
-
-    def _repr_html_(self) -> str:
-        """For notebooks: guarantees by kind and distance."""
-        return html_table(self.table(DELTA), f"{self!r}; holds {self.coverage}")
 
     @property
     def mu(self) -> float:

@@ -105,7 +105,6 @@ def run_summary(run: RunDocuments, *, pairs: bool = True, without_noise: RunDocu
         "attacks": {
             name: _membership_figures(found) for name, found in _stored_attacks(run, PageFigure.ROC_CURVE).items()
         },
-        "solved": next(iter(_stored_attacks(run, PageFigure.RECONSTRUCTION_TABLE).values()), None),
         "audit": _audit(run.audit, names),
         "missing": _missing(run, graph, pairs),
         "findings": list(run.check.findings),

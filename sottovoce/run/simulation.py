@@ -45,7 +45,6 @@ from sottovoce.learning.models import Model, wrap_module
 from sottovoce.learning.partitioning import Partition
 from sottovoce.learning.tasks import Gradients, Task
 from sottovoce.learning.tasks import task as task_of
-from sottovoce.privacy.rounding import round_up
 from sottovoce.run.privacy_report import PrivacyReport, report_privacy
 from sottovoce.run.recording import Messages, Recorder
 from sottovoce.run.run_accountant import calibrate_run
@@ -57,7 +56,6 @@ from sottovoce.run.training_run import (
     prepare_run,
 )
 from sottovoce.support.config import RecordingSettings
-from sottovoce.support.text import html_table
 from sottovoce.support.threads import threads as torch_threads
 
 
@@ -79,24 +77,6 @@ class Run:
         run, last = self.training_run, self.metrics[-1]
         measured = f"{last.metric_name} {last.metric.average:.4f} of the average model"
         return f"Run({run.algorithm.name} on {run.topology.name}, {run.rounds} rounds: {measured})"
-
-    def _repr_html_(self) -> str:
-        """For notebooks: what was measured, and what is proven if it was asked for."""
-        metric = self.metrics[-1].metric_name
-        rows = [
-            [
-                one.round,
-                *(f"{value:.4f}" for value in (one.metric.average, one.metric.mean, one.loss.average)),
-                one.messages,
-            ]
-            for one in self.metrics
-        ]
-        heading = ["round", f"{metric}, average model", f"{metric}, nodes", "test loss", "messages"]
-        proven = self.guarantees.headline if "guarantees" in self.__dict__ else None
-        epsilon = (
-            "" if proven is None else f"; epsilon {round_up(proven.epsilon)} at delta {self.delta:g}, {proven.kind}"
-        )
-        return html_table([heading, *rows], f"{self!r}{epsilon}")
 
     @cached_property
     def guarantees(self) -> PrivacyReport:

@@ -1,4 +1,4 @@
-r"""Text as it comes from files and goes to files, terminals and notebooks.
+r"""Text as it comes from files and goes to files and terminals.
 
 Files are UTF-8, with or without a byte-order mark; characters that cannot be seen are shown as escapes.
 
@@ -31,7 +31,6 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from html import escape
 from typing import Any, TypeAlias, TypeVar
 
 
@@ -209,29 +208,3 @@ def from_json(value: float | str) -> float:
 def is_number(value: object) -> bool:
     """Whether a value could have been written by `to_json`."""
     return value == INFINITE or isinstance(value, int | float)
-
-
-# --- tables in notebooks ---------------------------------------------------------------------------------------------
-
-
-DELTA = 1e-5
-"""At which epsilon is shown where nothing says another delta."""
-
-MOST_ROWS = 30
-
-
-def html_table(rows: Sequence[Sequence[object]], caption: str = "") -> str:
-    """Rows as a table, the first of them the heading; of many, the first ones and how many are left out.
-
-    >>> html_table([["kind", "epsilon"], ["any-training", "< 2"]], "node:0")
-    '<table><caption>node:0</caption><thead><tr><th>kind</th>...<td>&lt; 2</td></tr></tbody></table>'
-    """
-    heading, *rest = rows
-    head = "".join(f"<th>{escape(str(cell))}</th>" for cell in heading)
-    shown = ["".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in rest[:MOST_ROWS]]
-    if len(rest) > MOST_ROWS:
-        shown.append(f'<td colspan="{len(heading)}">and {len(rest) - MOST_ROWS} more</td>')
-    body = "".join(f"<tr>{row}</tr>" for row in shown)
-    named = f"<caption>{escape(caption)}</caption>" if caption else ""
-    top = f"<thead><tr>{head}</tr></thead>" if any(heading) else ""
-    return f"<table>{named}{top}<tbody>{body}</tbody></table>"

@@ -64,8 +64,8 @@ def test_the_registry_is_read_without_torch():
 
 def test_help_names_every_attack_and_who_takes_an_option(sotto):
     out = " ".join(sotto("attack --help")[1].split())
-    assert "threshold, classifier, likelihood, pooled, reconstruction or inversion." in out
-    for option in (Option.VIEW, Option.SHADOWS, Option.PICTURE):
+    assert "threshold, classifier, likelihood, pooled or inversion." in out
+    for option in (Option.VIEW, Option.SHADOWS):
         (attack,) = attacks_with(option)
         assert f"{attack.name}: " in out
 
@@ -326,16 +326,6 @@ def test_attacks_are_printed_and_kept(sotto, finished):
     assert (both["pairs"], both["victims"], len(both["runs"])) == (8, 6, 2)
 
 
-def test_reconstruction_of_a_run_without_noise_is_exact_for_neighbours(sotto, finished):
-    code, out, _ = sotto(f"attack {finished / 'plain'} --attack reconstruction --attacker 0 --json")
-    nodes = {one["node"]: one for one in json.loads(out)["nodes"]}
-    assert code == 0
-    assert [nodes[node]["deviation"] for node in (1, 4)] == [pytest.approx(0, abs=1e-9)] * 2
-    noisy = json.loads(sotto(f"attack {finished / 'loud'} --attack reconstruction --json")[1])
-    sharpest = min(one["deviation"] for one in noisy["nodes"] if one["solved_rounds"])
-    assert sharpest == pytest.approx(300 * 2 / 20, rel=1e-6)  # sigma times the sensitivity of 20 clipped rows
-
-
 def test_pooled_attack_reaches_nodes_that_are_not_heard(sotto, finished):
     found = json.loads(sotto(f"attack {finished / 'plain'} --attack pooled --json")[1])
     assert [one["distance"] for one in found["by_distance"]] == [1, 2]
@@ -362,13 +352,11 @@ def test_inversion_finds_the_row_behind_a_gradient_unless_noise_hides_it(sotto, 
     for name, sigma in (("plain", 0.0), ("private", 5.0)):
         settings = one_row | {"algorithm": {"name": "dp-d-sgd", "sigma": sigma}}
         run_experiment(parse_experiment(settings), tmp_path / name)
-    picture = tmp_path / "found.svg"
-    plain = json.loads(sotto(f"attack {tmp_path / 'plain'} --attack inversion --picture {picture} --json")[1])
+    plain = json.loads(sotto(f"attack {tmp_path / 'plain'} --attack inversion --json")[1])
     private = json.loads(sotto(f"attack {tmp_path / 'private'} --attack inversion --json")[1])
     assert [one["victim"] for one in plain["victims"]] == [1, 4]
     assert all(min(one["likeness"]) > 0.99 > one["strangers"] for one in plain["victims"])
     assert all(max(one["likeness"]) < 0.6 for one in private["victims"])
-    assert picture.read_text().count("<rect") == 4 * 64
 
 
 def test_inversion_compares_with_the_batch_that_was_drawn(sotto, tmp_path):
@@ -481,14 +469,13 @@ def test_unknown_attacks_of_a_sweep_are_refused(sotto, tmp_path):
             "a batch of 20 rows at node 1; inversion can separate from 1 to 8 rows",
         ),
         (["attack", "plain", "--attack", "inversion", "--attacker", "1"], "no neighbour's model of the first round"),
-        (["attack", "plain", "--picture", "x.svg"], "--picture with threshold; only inversion draws"),
         (["attack", "mute"], "nothing was recorded; attacks need what attackers received; run again"),
         (["attack", "plain", "--attacker", "7"], "attacker 7; nodes are 0..4"),
         (["attack", "plain", "--attacker", "1"], "attacker 1; what was recorded is what 0, 2 received"),
         (["attack", "plain", "--samples", "6"], "too few to score"),
         (["attack", "plain", "--attack", "magic"], "--attack magic; known: threshold"),
         (["attack", "plain", "--attack", "likelihood", "--shadows", "3"], "3 shadow runs; "),
-        (["attack", "plain", "--attack", "reconstruction", "--attacker", "9"], "nodes are 0..4"),
+        (["attack", "plain", "--attack", "inversion", "--attacker", "9"], "nodes are 0..4"),
         (["attack", "plain", "--confidence", "2"], "confidence 2.0; "),
         (["attack", "nowhere"], "no run; the folder of a run has a config.json"),
         (["audit", "nowhere"], "no run; the folder of a run has a config.json"),

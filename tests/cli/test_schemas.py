@@ -106,7 +106,7 @@ def test_sweeps_attacks_and_audits_fit(sotto, tmp_path, monkeypatch):
     one, two = (f"runs/try/noisy,seed={seed}" for seed in (0, 1))
     attacks = [
         f"attack {one}", f"attack {one} {two} --attacker 1", f"attack {one} --attack classifier",
-        f"attack {one} --attack likelihood --shadows 2 --jobs 1", f"attack {one} --attack reconstruction --attacker 2",
+        f"attack {one} --attack likelihood --shadows 2 --jobs 1",
     ]  # fmt: skip
     for line in attacks:
         code, out, err = sotto(line + " --json")

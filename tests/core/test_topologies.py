@@ -149,7 +149,7 @@ def test_names_of_several_words_need_a_comma(tmp_path):
     ("text", "said"),
     [
         ("source,target\n0,1\n1,2\n", "a heading is not an edge"),
-        ("St Mary Mercy\n", "followed by numbers at most"),
+        ("St Mary Mercy\n", "an edge has two ends"),
         ("a,\n", "an edge has two ends"),
         ("a\n", "an edge has two ends"),
     ],

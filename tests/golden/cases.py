@@ -337,8 +337,6 @@ ABOUT_RUNS = [
     "attack runs/d-psgd --attack likelihood --shadows 4 --attacker 0 --samples 12 --jobs 1",
     "attack runs/d-psgd --attack classifier --samples 20",
     "attack runs/dp-d-sgd --samples 20 --seed 1",
-    "attack runs/dp-d-sgd --attack reconstruction --attacker 0",
-    "attack runs/zip-dl --attack reconstruction --attacker 0",
     "attack runs/zip-dl --attack pooled --samples 20",
     "audit runs/dp-d-sgd --runs 2 --repetitions 200 --jobs 1",
     "audit runs/zip-dl --runs 0 --repetitions 200",

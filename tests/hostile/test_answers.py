@@ -19,7 +19,6 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from sottovoce import Graph, InputError, account, algorithm, simulate, trace, weigh
-from sottovoce.attacks.reconstruction import reconstruct
 from sottovoce.cli.app import app, load_commands
 from sottovoce.core.graphs import graph
 from sottovoce.learning import models
@@ -436,7 +435,6 @@ NODE = NAMES.index("Mercy")
         "calibrate --graph file:edges.csv --rounds 3 --epsilon 2 --json --view coalition:{},Hill",
         "account --graph file:edges.csv --rounds 3 --json --view coalition:any-2 --victim {}",
         "attack runs/small --json --attacker {}",
-        "attack runs/small --json --attack reconstruction --attacker {}",
         "attack runs/small --json --attack pooled --view coalition:{},Hill",
     ],
 )
@@ -465,7 +463,6 @@ def test_python_takes_names(at_named_run):
     by_name, by_number = (account(system, f"node:{name}") for name in ("Mercy", NODE))
     assert by_name.guarantees == by_number.guarantees
     assert str(by_name.view) == f"node:{NODE}"
-    assert reconstruct(system, "node:Mercy").solved() == reconstruct(system, f"node:{NODE}").solved()
     question = {"graph": system.topology.graph, "rounds": 3, "epsilon": 2.0, "delta": 1e-5, "records": 9}
     assert Question(**question, dimension=5, view="node:Mercy").view == f"node:{NODE}"
 

@@ -1,4 +1,4 @@
-// The ROC curves of membership attacks, what can be reconstructed, and audits.
+// The ROC curves of membership attacks, pictures, and audits.
 
 const percent = (value, digits = 0) => `${(100 * value).toFixed(digits)} %`;
 const percents = ({ value, low, high }) =>
@@ -55,23 +55,9 @@ function drawPictures() {
 }
 
 function drawChecks() {
-  const place = at("checks"), { audit, solved, member, folder } = run();
+  const place = at("checks"), { audit, member, folder } = run();
   const card = (title, ...parts) => place.append(made("div", [made("h3", title), ...parts.filter(Boolean)], "table-card"));
   place.replaceChildren();
-  if (solved?.nodes) {
-    const open = solved.nodes.filter((one) => one.solved_rounds > 0), before = `From its messages in ${solved.rounds} rounds, `;
-    const error = ({ deviation }) => (deviation < 1e-9 ? "exactly" : `± ${deviation.toPrecision(3)}`);
-    const words = open.length
-      ? "gradients of these nodes can be computed up to the error shown."
-      : "no node's gradients can be reconstructed.";
-    const rows = table(open, [
-      ["node", (one) => label(one.node)],
-      ["hops", (one) => String(one.distance)],
-      ["gradients reconstructed", (one) => `${one.solved_rounds} of ${solved.rounds}`],
-      ["smallest error", error],
-    ]);
-    card(`What ${node(solved.attacker)} can reconstruct`, made("p", before + words), open.length && rows);
-  }
   if (audit.length) {
     const columns = [
       ["canaries", (one) => one.canaries],
