@@ -113,7 +113,7 @@ def test_sweeps_attacks_and_audits_fit(sotto, tmp_path, monkeypatch):
         assert (code, err) == (0, ""), line
         fits(json.loads(out), "attack")
         fits(json.loads((Path(one) / "attack.json").read_text()), "attack.json")
-    assert len(json.loads((Path(one) / "attack.json").read_text())) == 4
+    assert len(json.loads((Path(one) / "attack.json").read_text())) == 3
     for line in (f"audit {one} --runs 0 --repetitions 200", f"audit {one} --runs 2 --repetitions 200 --jobs 1"):
         code, out, _ = sotto(line + " --json")
         assert code == 0
