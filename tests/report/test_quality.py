@@ -94,9 +94,8 @@ def test_a_public_threshold_decides_everywhere(sotto, ward, opened):
     rows = (ward / "patients.csv").read_text().splitlines()
     known = [f"{35 + 45 * (line.endswith('yes'))},{line.split(',', 1)[1]}" for line in rows[1:]]
     (ward / "patients.csv").write_text("\n".join([rows[0], *known]))
-    code, out, err = sotto(
-        "run run.toml --set training.threshold=0.12 --set training.rounds=40 --set algorithm.step_size=4.0"
-    )
+    settings = [f"noise_key='{16 * '5a'}'", "training.threshold=0.12", "training.rounds=40", "algorithm.step_size=4.0"]
+    code, out, err = sotto("run", "run.toml", *(word for one in settings for word in ("--set", one)))
     assert code == 0, err
     result = json.loads((ward / "runs/ward/result.json").read_text())
     scores = result["held_out"]
