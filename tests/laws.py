@@ -31,7 +31,7 @@ class RecordingAlgorithm:
     """An algorithm that notes what it is asked."""
 
     def __init__(self, inner):
-        self.inner, self.sent, self.took, self.gradients = inner, [], [], []
+        self.inner, self.sent, self.took = inner, [], []
 
     def __getattr__(self, name):
         return getattr(self.inner, name)
@@ -39,10 +39,6 @@ class RecordingAlgorithm:
     def on(self, net):
         self.inner = self.inner.on(net)
         return self
-
-    def local(self, state, grad, noise):
-        self.gradients.append(grad)
-        return self.inner.local(state, grad, noise)
 
     def message(self, state):
         message = self.inner.message(state)
@@ -83,10 +79,15 @@ class Mute(NoiseFeed):
 def test_messages_of_an_adaptive_run_are_A_G_plus_B_Z(case):
     net, n = case.topology, case.topology.n
     x0 = start(case, np.random.default_rng(7).standard_normal((n, DIMENSION)))
-    spy = RecordingAlgorithm(case.algorithm)
-    seen = observe(spy, net, NoiseFeed(11, NoiseKey.of_seed(11), task(n), x0), x0)
+    gradient, gradients = task(n), []
+
+    def noted(t, x):
+        gradients.append(gradient(t, x))
+        return gradients[-1]
+
+    seen = observe(case.algorithm, net, NoiseFeed(11, NoiseKey.of_seed(11), noted, x0), x0)
     public = observe(case.algorithm, net, Mute(11, NoiseKey.of_seed(11), lambda t, x: 0.0 * x, x0), x0)
-    G = np.concatenate(spy.gradients)
+    G = np.concatenate(gradients)
     for c in range(DIMENSION):
         system = trace(case.algorithm, net, rounds=ROUNDS, seed=11, coordinate=Coordinate(c, DIMENSION))
         A, B, _ = system.dense()

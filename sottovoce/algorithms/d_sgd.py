@@ -94,6 +94,18 @@ ALGORITHMS = (
     AlgorithmSpec(
         "d-psgd", DPsgdSettings, d_psgd, (Example(), Example({"order": "while-speaking"})), references=REFERENCES
     ),
-    AlgorithmSpec("dp-d-sgd", AveragingSettings, dp_d_sgd, (Example({"sigma": 1.5}),), references=REFERENCES),
+    AlgorithmSpec(
+        "dp-d-sgd",
+        AveragingSettings,
+        dp_d_sgd,
+        examples=(
+            Example({"sigma": 1.5}),
+            Example(
+                {"sigma": 1.5, "optimizer": "momentum:0.5", "schedule": "linear", "weight_decay": 0.1, "rounds": 6},
+                unlike_d_psgd="it has momentum",
+            ),
+        ),
+        references=REFERENCES,
+    ),
     AlgorithmSpec("dp2sgd", NoisyStepSettings, dp2sgd, (Example({"sigma": 1.5}),), references=REFERENCES),
 )

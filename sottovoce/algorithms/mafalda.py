@@ -49,9 +49,6 @@ class MafaldaSettings(NoisyStepSettings):
     correlation: Annotated[
         CorrelationSource | None, Meaning(f"{C_SOURCES}; found for the graph unless given", Role.CORRELATION)
     ] = None
-    rounds: Annotated[
-        int | None, Meaning("number of rounds that C is found for", Role.FROM_RUN, "it is training.rounds")
-    ] = None
     participation: Annotated[
         str | Participation,
         Meaning("rounds in which the same data shows", Role.FROM_RUN, "it follows from training.batch"),

@@ -7,7 +7,7 @@ node learns the weighted sum of what its neighbours send.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,8 @@ class CommonModel(NamedTuple):
 
 class SecureAverage(Gossip):
     """`x <- x - eta sum_v (g_v(x) + noise_v) / n`: what is sent are updates, relative to a model that all know."""
+
+    sums_updates: ClassVar[bool] = True
 
     def on(self, topology: Topology) -> Gossip:
         check_sum_sets(topology, self.colluders)

@@ -8,14 +8,14 @@ The settings of an algorithm are a frozen dataclass whose fields say what they m
     >>> def build(settings: NoisyStepSettings) -> Gossip:
     ...     return Gossip(name="mine", noise=Independent(settings.sigma), step_size=settings.step_size)
     >>> mine = AlgorithmSpec("mine", NoisyStepSettings, build, examples=(Example({"sigma": 1.5}),))
-    >>> [setting.name for setting in mine.settings], mine.noise_setting(), mine.requires
-    (['sigma', 'step_size', 'sensitivity'], 'sigma', 'row-stochastic')
+    >>> [setting.name for setting in mine.settings][:2], mine.noise_setting(), mine.requires
+    (['sigma', 'step_size'], 'sigma', 'row-stochastic')
     >>> mine.build(sigma=2.0).noise
     Independent(sigma=2.0)
     >>> mine.build(sgima=2.0)
     Traceback (most recent call last):
     ...
-    sottovoce.errors.InputError: setting 'sgima' of mine; its settings are: sigma, step_size, sensitivity; ...
+    sottovoce.errors.InputError: setting 'sgima' of mine; its settings are: sigma, step_size, optimizer, ...
 
 Whoever needs to know which settings an algorithm has, and what they do, asks its `AlgorithmSpec`.
 """
@@ -36,6 +36,7 @@ from typing import Annotated, Generic, TypeVar
 import numpy as np
 
 from sottovoce.core.algorithm import Algorithm
+from sottovoce.core.local_rules import PLAIN, parse_rule
 from sottovoce.core.mixing import Requirement
 from sottovoce.core.noise import Central, Independent, PerNode
 from sottovoce.errors import InputError
@@ -51,6 +52,8 @@ class Role(StrEnum):
     """How large the secrets are that neighbours share."""
     CORRELATION = "correlation"
     """How noise is correlated over rounds."""
+    LOCAL_RULE = "local rule"
+    """What a node makes of noisy gradients: every algorithm that trains has these."""
     FROM_RUN = "from run"
     """A run fills it in from its other settings."""
 
@@ -62,6 +65,9 @@ class Meaning:
     text: str
     role: Role = Role.PLAIN
     source: str = ""
+
+
+ROUNDS = Meaning("how many rounds there are to plan for", Role.FROM_RUN, "it is training.rounds")
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,11 @@ class Setting:
     def role(self) -> Role:
         """What the setting is for."""
         return self.meaning.role
+
+    @property
+    def decides_rule(self) -> bool:
+        """Whether it is one of those of the local rule; settings of one's own may bear the same names."""
+        return self.role is Role.LOCAL_RULE or self.meaning is ROUNDS
 
     @property
     def kind(self) -> str:
@@ -114,6 +125,19 @@ class StepSettings(AlgorithmSettings):
     """What algorithms that train take."""
 
     step_size: Annotated[float, Meaning("the factor of gradients and noise")] = 0.1
+    optimizer: Annotated[
+        str, Meaning("what a node makes of noisy gradients: sgd, momentum:B, adam, adamw", Role.LOCAL_RULE)
+    ] = "sgd"
+    schedule: Annotated[
+        str,
+        Meaning(
+            "factor of step_size: constant, linear, cosine, step:FACTORxROUNDS, after warmup:ROUNDS,", Role.LOCAL_RULE
+        ),
+    ] = "constant"
+    weight_decay: Annotated[float, Meaning("share of the model that is added to its direction", Role.LOCAL_RULE)] = 0.0
+    average: Annotated[float, Meaning("weight of earlier iterates in the final model", Role.LOCAL_RULE)] = 0.0
+    step_factors: Annotated[PerNode, Meaning("factor of step_size, one for each node", Role.LOCAL_RULE)] = 1.0
+    rounds: Annotated[int | None, ROUNDS] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +237,10 @@ class AlgorithmSpec(Generic[S]):
         if missing is not None:
             shown = self.shown_value(missing) or "..."
             raise InputError(f"{self.name} without {missing}", "it needs that setting", f"give {missing}={shown}")
-        return self.builder(self.settings_type(**given))
+        settings = self.settings_type(**given)
+        built = self.builder(settings)
+        rule = parse_rule(**{one.name: getattr(settings, one.name) for one in self.settings if one.decides_rule})
+        return built if rule == PLAIN else replace(built, rule=rule)  # type: ignore[type-var]
 
     def missing(self, given: Mapping[str, object]) -> str | None:
         """The first setting that must be given and is not."""
@@ -248,7 +275,7 @@ class AlgorithmSpec(Generic[S]):
         """All settings: those that must be given first, those that a run fills in last."""
         hints = typing.get_type_hints(self.settings_type, include_extras=True)
         found = [_setting(one, hints[one.name]) for one in dataclasses.fields(self.settings_type)]
-        return tuple(sorted(found, key=lambda one: (not one.required, one.role is Role.FROM_RUN)))
+        return tuple(sorted(found, key=lambda one: (not one.required, one.role is Role.FROM_RUN, one.decides_rule)))
 
     def setting(self, name: str) -> Setting | None:
         """The setting of that name, if it has one."""
@@ -289,15 +316,15 @@ class AlgorithmSpec(Generic[S]):
         The latter is nothing where C is given, or where it has none to find. Refused where colluders are counted on,
         and the algorithm has no secure sums in which their number matters.
         """
-        known: dict[str, int | str] = {} if colluders is None else {"colluders": colluders}
+        known: dict[str, int | str] = {"rounds": rounds, "participation": participation}
         if colluders is not None and self.setting("colluders") is None:
             raise InputError(
                 f"{colluders} colluders with {self.name}",
                 "the number of colluders matters only for secure sums, and this algorithm has none",
                 "leave it out, or use secure-average or secure-gossip",
             )  # fmt: skip
-        if not any(one.name in given for one in self._of_role(Role.CORRELATION)):
-            known |= {"rounds": rounds, "participation": participation}
+        if colluders is not None:
+            known["colluders"] = colluders
         return {one.name: known[one.name] for one in self._of_role(Role.FROM_RUN) if one.name in known}
 
     # --- facts about what is built ----------------------------------------------------------------------------------

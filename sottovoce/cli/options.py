@@ -247,6 +247,11 @@ class Setting(Asked):
     chebyshev: Annotated[bool, Option("--chebyshev", help="muffliato: accelerated gossip.")] = False
     randomized: Annotated[bool, Option("--randomized", help="One random edge per gossip step.")] = False
     gossip_steps: Annotated[int | None, Option(min=1, help="muffliato-sgd: gossip steps per gradient.")] = None
+    optimizer: Annotated[str | None, Option(help="momentum:0.9, adam or adamw; default: sgd.")] = None
+    schedule: Annotated[
+        str | None, Option(help="Of step sizes: linear, cosine, step:0.5x30; also after warmup:10,")
+    ] = None
+    weight_decay: Annotated[float | None, Option(help="Share of the model in its direction.")] = None
     compression: Annotated[
         str | None, Option("--compression", help="dp-csgp: identity, rand:0.5, gsgd:8, top:0.1.")
     ] = None
@@ -293,6 +298,7 @@ class Setting(Asked):
         named = {
             "chebyshev": self.chebyshev or None,
             **picked(self, "gossip_steps", "compression", "correlation", "sigma_pair", "classes"),
+            **picked(self, "optimizer", "schedule", "weight_decay"),
         }
         given: dict[str, object] = {key: value for key, value in named.items() if value is not None}
         for key in given:

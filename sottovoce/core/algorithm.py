@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from sottovoce.core import arrays
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
+from sottovoce.core.local_rules import PLAIN, LocalRule
 from sottovoce.core.mixing import Requirement
 from sottovoce.core.noise import Noise, NoNoise, PerNode, checked_sizes
 from sottovoce.core.sensitivity import checked
@@ -126,9 +127,21 @@ def radius_of(algorithm: Algorithm) -> float:
     return float(getattr(algorithm, "radius", math.inf))
 
 
-def averages_plainly(algorithm: Algorithm) -> bool:
-    """Whether a gossip step is W times the messages: neither compression nor clipping lies between."""
-    return isinstance(algorithm.compression, Identity) and radius_of(algorithm) == math.inf
+def rule_of(algorithm: Algorithm) -> LocalRule:
+    """What nodes make of noisy gradients; algorithms of one's own need not say that they take them as they are."""
+    rule: LocalRule = getattr(algorithm, "rule", PLAIN)
+    return rule
+
+
+def ruled_by_sum(algorithm: Algorithm) -> bool:
+    """Whether the rule takes the sum of all updates, which all see, and no node's own noisy gradient."""
+    return bool(getattr(algorithm, "sums_updates", False)) and not is_own(algorithm)
+
+
+def is_linear(algorithm: Algorithm) -> bool:
+    """Whether all between noisy gradients and what nodes hold is linear: no compression, no clipping, no such rule."""
+    plain = isinstance(algorithm.compression, Identity) and radius_of(algorithm) == math.inf
+    return plain and (rule_of(algorithm).linear or ruled_by_sum(algorithm))
 
 
 def is_own(algorithm: Algorithm) -> bool:
@@ -136,12 +149,17 @@ def is_own(algorithm: Algorithm) -> bool:
     return not type(algorithm).__module__.startswith("sottovoce.")
 
 
-def plainly_averaged(algorithm: Algorithm) -> Algorithm:
-    """The same algorithm with nothing between messages and their average."""
-    if averages_plainly(algorithm):
-        return algorithm
-    unclipped = {} if radius_of(algorithm) == math.inf else {"radius": math.inf}
-    return replace(algorithm, compression=Identity(), **unclipped)  # type: ignore[type-var]
+def linear_part(algorithm: Algorithm) -> Algorithm:
+    """The same algorithm without what is not linear, and without a rule that takes a sum that all see."""
+    changes: dict[str, object] = {}
+    if not isinstance(algorithm.compression, Identity):
+        changes["compression"] = Identity()
+    if radius_of(algorithm) < math.inf:
+        changes["radius"] = math.inf
+    rule = rule_of(algorithm)
+    if rule.applied and (ruled_by_sum(algorithm) or not rule.linear):
+        changes["rule"] = rule.unapplied
+    return replace(algorithm, **changes) if changes else algorithm  # type: ignore[type-var]
 
 
 # --- the plain gossip pattern ----------------------------------------------------------------------------------------
@@ -165,6 +183,7 @@ class Gossip:
         x <- sum_v W[u,v] ( x_v - eta (g_v + noise_v) )
 
     Most algorithms here are compositions of it: its fields say which noise, which compression, how many gossip steps.
+    The `rule` says what stands in the place of `g_v + noise_v`: momentum, for example.
     With a `radius` no message y_v moves a node further than that from its own y_u, whoever sent it:
 
         x <- sum_v W[u,v] ( y_u + clip(y_v - y_u, radius) )
@@ -182,6 +201,7 @@ class Gossip:
     colluders: int = 1
     exact_noise: bool = False
     radius: float = math.inf
+    rule: LocalRule = PLAIN
 
     def __post_init__(self) -> None:
         if not isinstance(self.compression, Compression):

@@ -39,10 +39,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from sottovoce.core.algorithm import Algorithm, Gossip, leaves, sums_over_all
+from sottovoce.core.algorithm import Algorithm, Gossip, leaves, rule_of, sums_over_all
 from sottovoce.core.arrays import Plain, Reals, numpy_dtype, to_numpy
 from sottovoce.core.compression import Identity
 from sottovoce.core.correlation import Correlation, of_node
+from sottovoce.core.local_rules import PLAIN
 from sottovoce.core.mixing import TOLERANCE, Mixing
 from sottovoce.core.noise import FactoredMatrix, Noise, NoiseTerm, PerNode, ZeroSum
 from sottovoce.core.noise_sources import Sources
@@ -228,7 +229,7 @@ def _is_plain_gossip(algorithm: Algorithm) -> bool:
         return False
     maps = ("init", "point", "local", "message", "absorb")
     unchanged = all(getattr(type(algorithm), name) is getattr(Gossip, name) for name in maps)
-    return unchanged and isinstance(algorithm.compression, Identity)
+    return unchanged and isinstance(algorithm.compression, Identity) and rule_of(algorithm) == PLAIN
 
 
 def with_exact_noise(

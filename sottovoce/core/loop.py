@@ -1,6 +1,6 @@
 """The round loop: the one place where the maps of an algorithm follow each other.
 
-    point -> gradient -> local step -> ( message -> deliver -> absorb ) as often as there are gossip steps
+    point -> gradient -> rule -> local step -> ( message -> deliver -> absorb ) as often as there are gossip steps
 
 The algorithm supplies the maps. What flows through the loop, a `LoopInputs` says: `NoiseFeed` answers with numbers, and
 the loop trains; the tracer answers with basis rows, and the messages are the matrices A and B. What enters a local step
@@ -26,13 +26,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core import arrays
-from sottovoce.core.algorithm import Algorithm, Message, State, Weighted
+from sottovoce.core.algorithm import Algorithm, Message, State, Weighted, rule_of, ruled_by_sum, with_noise
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
+from sottovoce.core.local_rules import PLAIN
 from sottovoce.core.messages import UNWATCHED, LoopState, PlayedRound, PlayedStep, RoundWatch, value_of
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.random_streams import NoiseKey, RandomSource
-from sottovoce.core.release import GossipStep, Gradient, LoopInputs, check_release, release_of
+from sottovoce.core.release import Entering, GossipStep, Gradient, LoopInputs, check_release, release_of
 from sottovoce.core.sensitivity import check_nodes
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Transport, mixed_weight
@@ -53,11 +54,13 @@ def start_run(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: int) -
             "start from zeros and give the values in the gradient",
         )
     check_nodes(algorithm.sensitivity, topology.n)
+    check_nodes(rule_of(algorithm).node_factors, topology.n, "step_factors")
     algorithm = algorithm.on(topology)
     check_release(algorithm, topology, x0, rounds)
-    state = algorithm.init(arrays.read_only(x0))
+    start = arrays.read_only(x0)
+    state, memory = algorithm.init(start), rule_of(algorithm).init(start)
     if isinstance(algorithm.compression, Identity):
-        return algorithm, LoopState(state, None)
+        return algorithm, LoopState(state, None, memory)
     if not topology.static:
         raise InputError(
             f"{algorithm.compression.name} on {topology.name}",
@@ -70,7 +73,7 @@ def start_run(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: int) -
             "compressed differences are the same for all receivers",
             "use identity compression",
         )
-    return algorithm, LoopState(state, value_of(algorithm.message(state)))
+    return algorithm, LoopState(state, value_of(algorithm.message(state)), memory)
 
 
 def check_arguments(algorithm: Algorithm, topology: Topology, rounds: int) -> None:
@@ -103,14 +106,20 @@ def play_round(
     step would send it again under the noise of later sums, and a sender that makes sums fail could collect it.
     """
     transport, release = transport or InProcess(topology.n), release_of(algorithm)
-    mixing, point, (state, copies) = topology.at(round, 0), None, loop_state
+    mixing, point, (state, copies, memory) = topology.at(round, 0), None, loop_state
+    rule, by_sum = rule_of(algorithm), ruled_by_sum(algorithm)
     mixing.require(algorithm.requires)
-    watch.begins(algorithm, round, state)
+    watch.begins(algorithm, round, (state, memory))
     if round == 0 or not algorithm.averaging:
         point = arrays.checked_kind(algorithm.point(state))
         gradient = inputs.gradient(round, point)
         entering = release.step(gradient, mixing, inputs, round)
         watch.takes(mixing, point, gradient, *entering)
+        if rule != PLAIN and not by_sum:
+            direction, kept = rule.step(memory, with_noise(*entering), point, round)
+            if not rule.linear:
+                watch.steps(direction)
+            entering, memory = Entering(direction, 0.0), _after(mixing, kept, memory)
         state = _after(mixing, algorithm.local(state, *entering), state)
     steps = []
     for step in range(algorithm.gossip_steps):
@@ -122,12 +131,17 @@ def play_round(
             played = _exchange(algorithm.compression, gossip_step, message, copies, inputs, transport)
         except SumFailed:
             return PlayedRound(round, point, (), loop_state, algorithm)
-        watch.receives(gossip_step, played.mixed)
-        state = _after(mixing, algorithm.absorb(state, played.absorbed), state)
+        absorbed = played.absorbed
+        if by_sum and point is not None:
+            absorbed, memory = rule.step(memory, played.mixed, point, round)
+        watch.receives(gossip_step, value_of(absorbed))
+        state = _after(mixing, algorithm.absorb(state, absorbed), state)
         copies = played.copies
         steps.append(played)
-    watch.ends(state)
-    return PlayedRound(round, point, tuple(steps), LoopState(state, copies), algorithm)
+    if rule.average:
+        memory = _after(mixing, rule.after(memory, algorithm.point(state)), memory)
+    watch.ends((state, memory))
+    return PlayedRound(round, point, tuple(steps), LoopState(state, copies, memory), algorithm)
 
 
 def iterate_rounds(

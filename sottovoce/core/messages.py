@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sottovoce.core import arrays
-from sottovoce.core.algorithm import Algorithm, Message, State, Weighted
+from sottovoce.core.algorithm import Algorithm, Message, State, Weighted, rule_of
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.integer_sums import BITS
@@ -28,10 +28,18 @@ class Traffic(NamedTuple):
 
 
 class LoopState(NamedTuple):
-    """All that passes from round to round: the algorithm's state, and the copies that receivers hold of each node."""
+    """All that passes from round to round: the algorithm's state, and the copies that receivers hold of each node.
+
+    `memory` is what the local rule keeps.
+    """
 
     state: State
     copies: Rows | None
+    memory: State = ()
+
+    def models(self, algorithm: Algorithm) -> Rows:
+        """Where every node stands; where iterates are averaged, their averages."""
+        return arrays.checked_kind(rule_of(algorithm).model(self.memory, algorithm.point(self.state)))
 
 
 class SentMessages(NamedTuple):
@@ -160,7 +168,7 @@ class PlayedRound:
     @property
     def models(self) -> Rows:
         """Where every node stands after the round."""
-        return arrays.checked_kind(self.algorithm.point(self.loop_state.state))
+        return self.loop_state.models(self.algorithm)
 
     @property
     def traffic(self) -> Traffic:
@@ -183,9 +191,9 @@ def value_of(message: Message) -> Rows:
 class RoundWatch:
     """Watches the rounds of a run: is told what enters a round and what leaves it, before it leaves.
 
-    This one does nothing. It is told in this order; `takes` only of rounds with gradients, the next two for every
-    gossip step. What is told is the loop's own, and is not changed. A watcher that finds a round dishonest raises, and
-    nothing is sent.
+    This one does nothing. It is told in this order; `takes` and `steps` only of rounds with gradients, the next two for
+    every gossip step. What is told is the loop's own, and is not changed. A watcher that finds a round dishonest
+    raises, and nothing is sent.
     """
 
     def begins(self, algorithm: Algorithm, round: int, state: State) -> None:
@@ -193,6 +201,9 @@ class RoundWatch:
 
     def takes(self, mixing: Mixing, point: Rows, gradient: Rows, entering: Rows, noise: Rows | float) -> None:
         """Where a gradient was taken, the gradient, and what the local step is given: with exact noise one sum."""
+
+    def steps(self, direction: Rows) -> None:
+        """What the local step is given in place of gradient and noise, where a rule makes that of their sum."""
 
     def sends(self, gossip_step: GossipStep, message: Message) -> Message:
         """What is about to be sent, before compression, masks and the noise of single edges; and what shall be sent."""

@@ -20,7 +20,14 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.core import arrays
-from sottovoce.core.algorithm import Algorithm, radius_of, sums_over_all, sums_over_neighbours
+from sottovoce.core.algorithm import (
+    Algorithm,
+    radius_of,
+    rule_of,
+    ruled_by_sum,
+    sums_over_all,
+    sums_over_neighbours,
+)
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.correlation import Correlation
@@ -187,6 +194,16 @@ def check_release(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: in
             "sums are over uncompressed messages that are the same for all receivers",
             "use identity compression and noise on gradients",
         )  # fmt: skip
+    if (
+        not rule_of(algorithm).linear
+        and not ruled_by_sum(algorithm)
+        and (edge or (local and not algorithm.exact_noise))
+    ):
+        raise InputError(
+            f"optimizer adam with {algorithm.name}, whose noise is not in its gradients exactly",
+            "it is no linear map, and may see nothing but gradients with all of their noise",
+            "use an algorithm with noise on gradients and exact_noise, or momentum",
+        )
     kinds = [part.sources.kind for part in (*local, *edge)]
     twice = {kind for kind in kinds if kinds.count(kind) > 1}
     if twice:

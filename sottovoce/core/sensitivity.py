@@ -38,12 +38,10 @@ def checked(value: ArrayLike) -> PerNode:
     return per_node(sizes) if isinstance(sizes, tuple) else sizes
 
 
-def check_nodes(sensitivity: PerNode, n: int) -> None:
+def check_nodes(sizes: PerNode, n: int, name: str = "sensitivity") -> None:
     """Refuse one for each of another number of nodes."""
-    if isinstance(sensitivity, tuple) and len(sensitivity) != n:
-        raise InputError(
-            f"sensitivity for {len(sensitivity)} nodes", f"there are {n}", "give one number, or one for each node"
-        )
+    if isinstance(sizes, tuple) and len(sizes) != n:
+        raise InputError(f"{name} for {len(sizes)} nodes", f"there are {n}", "give one number, or one for each node")
 
 
 def largest(sensitivity: PerNode) -> float:

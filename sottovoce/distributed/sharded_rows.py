@@ -302,6 +302,9 @@ class ShardedRows:
     def __truediv__(self, other: Operand) -> ShardedRows:
         return self._with(other, operator.truediv)
 
+    def __pow__(self, power: float) -> ShardedRows:
+        return self._with(power, operator.pow)
+
     def __neg__(self) -> ShardedRows:
         return self * -1.0
 

@@ -95,8 +95,10 @@ def candidates(algorithms: Sequence[str] | None = None) -> list[Candidate]:
 def settings_for(question: Question, one: Candidate, rounds: int) -> dict[str, object]:
     """All settings but the size of noise, for so many rounds."""
     spec = one.spec
+    rule = {name: value for name, value in question.local_rule.items() if spec.setting(name) is not None}
     return {
         **one.settings,
+        **rule,
         **spec.from_run(
             one.settings, rounds=rounds, participation=str(question.scheme(rounds)),
             colluders=question.colluders if spec.setting("colluders") is not None else None,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from sottovoce.core.final_models import parse_final_models
@@ -28,7 +29,8 @@ class Question:
     part `every` round, `KxB`, or in batches that are drawn by chance: `poisson:SHARE`, `fixed:SIZE`. `weights` is what
     each algorithm needs unless given; `convex` says that local steps are non-expansive. With `final_models`, the
     adversary sees these models after the last round as well. `colluders` nodes may work together where algorithms have
-    secure sums. Nodes count alike in the average, or with `weigh_nodes="size"` by their records.
+    secure sums. Nodes count alike in the average, or with `weigh_nodes="size"` by their records. `local_rule` has
+    settings such as the optimizer, for all algorithms that train.
     """
 
     graph: Graph
@@ -45,6 +47,7 @@ class Question:
     convex: bool = False
     colluders: int = 1
     weigh_nodes: str = "equal"
+    local_rule: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuses what is wrong for every algorithm."""

@@ -6,9 +6,9 @@ its local step. Each node's own fresh noise absorbs a part `a` of that, at a cos
     p = 0;  each round:  p[u] += r[u];  absorb 0 <= a <= p, all of it at nodes that are heard
             cost += sum (a / d)^2;  p = |W| (p - a)                       mu^2 = cost
 
-in units of eta Delta, Delta the largest sensitivity of a node, r[u] the victim's own over it, d the size of a node's
-fresh noise. It holds for every choice of `a`, which is called a policy; `absorption_policy` looks for one that costs
-little. Here is what a round is to the coupling.
+in units of eta Delta, eta the longest step, Delta the largest sensitivity of a node, r[u] how far the victim's own data
+moves its step, d the size of a node's fresh noise. It holds for every choice of `a`, which is called a policy;
+`absorption_policy` looks for one that costs little. Here is what a round is to the coupling.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ PLAIN_NOISE = "use dp-d-sgd, for example"
 class Coupling:
     """One round for the coupling: who absorbs how cheaply, who must, and what travels on.
 
+    Lengths are in units of the longest step of all rounds times Delta; `scale` is the longest of this round, and
     `fresh[w]` is the size of w's own new noise (0: it cannot absorb), `must_absorb[w]` says that w is heard before it
     adds noise again, `jump[w]` is how far a change of w's data moves its step, 0 if it takes none, `transition` is the
     matrix of weights. Of secure sums, and of a published average, nobody must absorb all: `summed @ q` is what sums
@@ -50,6 +51,7 @@ class Coupling:
     fresh: Array
     must_absorb: NDArray[np.bool_]
     jump: Array
+    scale: float
     transition: sparse.csr_array
     summed: sparse.csr_array | None = None
     left: sparse.csr_array | None = None
@@ -114,11 +116,12 @@ def rounding_cost(system: LinearSystem) -> float:
 @dataclass(frozen=True)
 class _LocalSteps:
     """A round as it is for every view: its messages, without published models; what nodes add to their states before
-    they send them, in units of the step size; how states travel on; and of which states published models are made."""
+    they send them; the longest step; how states travel on; and of which states published models are made."""
 
     step: StepMatrices
     fresh: Array
     jump: Array
+    scale: float
     transition: sparse.csr_array
     models: sparse.csr_array | None
 
@@ -127,7 +130,12 @@ class _LocalSteps:
 def _local_steps(system: LinearSystem) -> dict[StepMatrices, _LocalSteps]:
     """Of every round that differs; refuses what the bound is not proven for."""
     published = None if system.final_models is FinalModels.NONE else system.steps[-1]
-    return {step: _local_step(system, step, step is published) for step in dict.fromkeys(system.steps)}
+    found = {step: _local_step(system, step, step is published) for step in dict.fromkeys(system.steps)}
+    longest = max(one.scale for one in found.values()) or 1e-300
+    return {
+        step: replace(one, fresh=one.fresh / longest, jump=one.jump / longest, scale=one.scale / longest or 1.0)
+        for step, one in found.items()
+    }
 
 
 def _local_step(system: LinearSystem, step: StepMatrices, publishes: bool) -> _LocalSteps:
@@ -166,7 +174,7 @@ def _local_step(system: LinearSystem, step: StepMatrices, publishes: bool) -> _L
     if takes.any() and not np.allclose(steps, size):
         raise Unaccountable(f"{name}: the absorption bound needs one step size for all nodes; {PLAIN_NOISE}")
     made_of = _made_of_states(name, models, scale, sent_noise) if publishes else None
-    return _LocalSteps(step, fresh / max(size, 1e-300), np.where(takes, shares, 0.0), transition, made_of)
+    return _LocalSteps(step, fresh, np.where(takes, size * shares, 0.0), size, transition, made_of)
 
 
 def _couple_step(n: int, local: _LocalSteps, view: View) -> Coupling:
@@ -180,7 +188,7 @@ def _couple_step(n: int, local: _LocalSteps, view: View) -> Coupling:
     summed = left = None
     if sums and free.any():
         summed, left = _projections(sparse.csr_array(sparse.vstack(sums)), free, local.fresh)
-    return Coupling(honest, local.fresh, must, jump, local.transition, summed, left)
+    return Coupling(honest, local.fresh, must, jump, local.scale, local.transition, summed, left)
 
 
 def _seen_apart_and_summed(

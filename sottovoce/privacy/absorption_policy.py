@@ -121,7 +121,8 @@ def least_cost(
 ) -> Array:
     """mu^2 of each victim: the least cost found, the largest over participation patterns.
 
-    Policies are for a change of size one; a victim's own is `jump`, and costs grow with its square.
+    Policies are for a change that moves steps by their `scale`; a victim's own `jump` is a multiple of it, and costs
+    grow with its square.
     """
     T, N, V = len(rounds), len(rounds[0].fresh), len(victims)
     size = max(1, min(IN_CACHE // N, V if T * N * V <= ALONE else -(-V // BLOCKS)))
@@ -148,7 +149,7 @@ def least_cost(
             spread = pool.map if len(blocks) > 1 else map
             for done in spread(partial(solve, sweeps), blocks):
                 report_progress(done)
-    jump = np.max([coupling.jump[victims] for coupling in dict.fromkeys(rounds)], axis=0)
+    jump = np.max([coupling.jump[victims] / coupling.scale for coupling in dict.fromkeys(rounds)], axis=0)
     return np.asarray(out * jump**2)
 
 
@@ -164,7 +165,7 @@ class _Step(NamedTuple):
     transfer: sparse.csr_array | Array
     back: sparse.csr_array | Array
     heard: NDArray[np.intp]
-    takes: NDArray[np.bool_]
+    enters: Array
     noise: Array
     without: NDArray[np.bool_]
     bare: NDArray[np.intp]
@@ -196,7 +197,7 @@ def _step(coupling: Coupling, unit: float) -> _Step:
         transfer=coupling.transfer if sees_sums else dense_if_small(coupling.transfer),
         back=coupling.transfer_back if sees_sums else dense_if_small(coupling.transfer_back),
         heard=np.flatnonzero(must),
-        takes=coupling.takes,
+        enters=np.where(coupling.takes, coupling.scale, 0.0),
         noise=np.where(none, np.where(must, BARE, 1.0), coupling.fresh / unit)[:, None],
         without=(none & ~must)[:, None],  # without fresh noise all of it travels on
         bare=np.flatnonzero(none & must),
@@ -269,7 +270,7 @@ class _Search:
     def _enter_(self, p: Array, t: int) -> None:
         """Add what the victims' own changes make of the difference."""
         if self.part[t]:
-            p[self.victims, np.arange(len(self.victims))] += self.steps[t].takes[self.victims]
+            p[self.victims, np.arange(len(self.victims))] += self.steps[t].enters[self.victims]
 
     def swept(self, now: _Followed) -> _Followed:
         """What comes of the answer to a policy."""
@@ -321,7 +322,8 @@ class _Search:
         cost = np.zeros(len(self.victims))
         for step in (self.steps[t] for t in np.flatnonzero(self.part).tolist()):
             price = np.where(np.isin(self.victims, step.bare), np.inf, step.noise[self.victims, 0] ** -2.0)
-            cost += np.where(step.takes[self.victims], price, 0.0)
+            enters = step.enters[self.victims]
+            cost += np.where(enters > 0, enters**2 * price, 0.0)
         return cost / self.unit**2
 
     def cost(self, now: _Followed) -> Array:
@@ -485,7 +487,7 @@ def _late(rounds: Sequence[Coupling], victims: NDArray[np.intp], part: NDArray[n
     """What rounds cost in which nobody absorbs but those who are heard, if nothing has travelled before."""
     cost, p = np.zeros(len(victims)), np.zeros((len(rounds[0].fresh) if rounds else 0, len(victims)))
     for coupling, takes_part in zip(rounds, part.tolist(), strict=True):
-        drift = growth * ((p > 0) & coupling.takes[:, None])
+        drift = growth * coupling.scale * ((p > 0) & coupling.takes[:, None])
         if takes_part:
             own = victims, np.arange(len(victims))
             drift[own] = np.maximum(drift[own], coupling.jump[victims])

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
-from sottovoce.core.algorithm import averages_plainly
+from sottovoce.core.algorithm import is_linear
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.participation import Participation, parse_adjacency, parse_participation
 from sottovoce.errors import InputError, Unaccountable
@@ -215,7 +215,7 @@ def account(
     >>> round(account(system, "node:0").of(5, "fixed-streams").mu, 3)
     0.25
     """
-    if not (system.only_gradients or averages_plainly(system.algorithm)):
+    if not (system.only_gradients or is_linear(system.algorithm)):
         raise Unaccountable(
             f"{system!r} is about one coordinate, as {system.algorithm.compression.name} keeps it, and says nothing of "
             "the others; account for trace_possible(...), which covers all of them"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import linalg, sparse
 from scipy.sparse import csgraph
 
-from sottovoce.core.algorithm import Algorithm, averages_plainly
+from sottovoce.core.algorithm import Algorithm, is_linear
 from sottovoce.core.correlation import Correlation, groups_of
 from sottovoce.core.participation import Participation
 from sottovoce.core.sensitivity import in_units_of_largest, relative
@@ -163,7 +163,7 @@ def _leaving(system: LinearSystem) -> NDArray[np.bool_]:
     All of them, where averages are clipped or compressed: whoever averages such, keeps a part of what is its own,
     whatever its own weight is.
     """
-    if not averages_plainly(system.algorithm):
+    if not is_linear(system.algorithm):
         return np.ones((sum(step.gradients > 0 for step in system.steps), system.n), dtype=bool)
     rounds = [(step, t == system.rounds - 1) for t, step in enumerate(system.steps) if step.gradients]
     return stack_equal_steps(lambda round: _leaves(*round), rounds).reshape(-1, system.n)

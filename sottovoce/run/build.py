@@ -29,7 +29,7 @@ from sottovoce.planning.question import Question
 from sottovoce.privacy.calibration import with_sigma
 from sottovoce.privacy.views import node_numbers
 from sottovoce.run.layout import named_source
-from sottovoce.run.protocol import build_algorithm, check_algorithm, local_step_size, topology_of
+from sottovoce.run.protocol import build_algorithm, check_algorithm, chosen_spec, local_step_size, topology_of
 from sottovoce.run.run_accountant import RunAccountant, calibrate_run
 from sottovoce.run.training_run import TrainingRun, prepare_run
 from sottovoce.support.config import AdversarySettings, DataSettings, Experiment
@@ -263,6 +263,8 @@ def planned_question(experiment: Experiment, data: Path | None = None, epsilon: 
     experiment = with_table_facts(experiment, data)
     net = topology_of(experiment, data)
     assert net.graph is not None
+    spec, given = chosen_spec(experiment), experiment.algorithm.settings
+    rule = {one.name: given[one.name] for one in spec.settings if one.decides_rule and one.name in given}
     found, training, privacy = node_data(experiment, net, folder_of(data)), experiment.training, experiment.privacy
     built = find_model(experiment.model.name, found.dataset, **experiment.model.settings)
     return Question(
@@ -271,4 +273,5 @@ def planned_question(experiment: Experiment, data: Path | None = None, epsilon: 
         final_models=privacy.and_final_models, adjacency=privacy.adjacency,
         participation="every" if training.batch == "full" else training.batch.removeprefix("cycle:"),
         weights=experiment.topology.weights, colluders=privacy.colluders or 1, weigh_nodes=training.weigh_nodes,
+        local_rule=rule,
     )  # fmt: skip

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.core.algorithm import Algorithm
+from sottovoce.core.algorithm import Algorithm, rule_of
 from sottovoce.core.arrays import Rows, checked_kind, to_numpy
 from sottovoce.core.compression import Identity
 from sottovoce.core.grid import ExactNoiseChoice, with_exact_noise
@@ -146,10 +146,10 @@ class TrainingRun:
 
     def models(self, state: RunState) -> Tensor:
         """The models of the nodes that live here, compared with what was accounted for whenever they are asked for."""
-        before = state.loop_state.state
+        before, _, memory = state.loop_state
         stands = checked_kind(self.algorithm.point(before))
-        self._certificate().compare_models(state.rounds, before, stands)
-        models = self.transport.local(stands)
+        self._certificate().compare_models(state.rounds, (before, memory), stands)
+        models = self.transport.local(rule_of(self.algorithm).model(memory, stands))
         assert isinstance(models, Tensor)
         return models
 

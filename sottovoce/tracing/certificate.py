@@ -105,6 +105,11 @@ class Certificate(RoundWatch):
         for one in self._classes:
             one.takes(mixing, point, gradient, entering, noise)
 
+    def steps(self, direction: Rows) -> None:
+        """Note what enters the local step, where a rule that is not linear made it of the noisy gradient."""
+        for one in self._classes:
+            one.steps(direction)
+
     def sends(self, gossip_step: GossipStep, message: Message) -> Message:
         """Compare a message before it is sent, and the noise that the loop will add to it."""
         for one in self._classes:
@@ -166,6 +171,11 @@ class ClassCertificate(RoundWatch):
             self._check_variance(self._inputs[-1].length ** 2 / len(self._direction), len(self._direction))
         elif entering is not gradient:
             self._check_variance(*self._squares_released(entering, gradient))
+
+    def steps(self, direction: Rows) -> None:
+        """Note what enters the local step in place of what was released, which has its noise: it is exact."""
+        self._check_same(not self._now.adds_noise, "adds noise beside gradients")
+        self._inputs[self._now.gradient] = self._see(direction)
 
     def sends(self, gossip_step: GossipStep, message: Message) -> Message:
         """Compare a message before it is sent, and the noise that the loop will add to it."""

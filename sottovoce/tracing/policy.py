@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sottovoce.core.algorithm import averages_plainly, is_own, plainly_averaged, radius_of
+from sottovoce.core.algorithm import is_linear, is_own, linear_part, radius_of, rule_of
 from sottovoce.core.compression import Identity, RandomK
 from sottovoce.core.noise import Noise
 from sottovoce.core.release import CLIPPED
@@ -59,7 +59,7 @@ class Extent(Enum):
 
 def affordable_extent(algorithm: Algorithm, topology: Topology, *, rounds: int) -> Extent:
     """Every message unless that is impossible or too much. Without noise, the first gossip step shows all there is."""
-    if not averages_plainly(algorithm):
+    if not is_linear(algorithm):
         return Extent.NOISY_GRADIENTS
     if not _is_large(algorithm, topology, rounds):
         return Extent.EVERY_MESSAGE
@@ -91,7 +91,7 @@ def trace_affordable(algorithm: Algorithm, topology: Topology, *, rounds: int) -
 def trace_possible(algorithm: Algorithm, topology: Topology, *, rounds: int) -> LinearSystem:
     """The linear system of what runs: every message, unless compression keeps them from being traced."""
     check_trace_cost(algorithm, topology, rounds)
-    traced = trace if averages_plainly(algorithm) else trace_noisy_gradients
+    traced = trace if is_linear(algorithm) else trace_noisy_gradients
     return traced(algorithm, topology, rounds=rounds)
 
 
@@ -125,7 +125,9 @@ def trace_noisy_gradients(algorithm: Algorithm, topology: Topology, *, rounds: i
         reason = f"{operator.name}: what is sent differs by coordinate or is not linear"
     if radius_of(algorithm) < math.inf:
         reason = CLIPPED
-    plain = _with_one_gossip_step(plainly_averaged(algorithm))
+    if not rule_of(algorithm).linear:
+        reason = "adam is not linear in noisy gradients: what is proven is proven given all of them"
+    plain = _with_one_gossip_step(linear_part(algorithm))
     return replace(trace(plain, topology, rounds=rounds), algorithm=algorithm, only_gradients=reason)
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.algorithm import Algorithm, radius_of
+from sottovoce.core.algorithm import Algorithm, radius_of, rule_of
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import Noise, NoiseTerm, PerNode
@@ -41,7 +41,7 @@ class Facts(NamedTuple):
         settings = (
             algorithm.compression, algorithm.gossip_steps, algorithm.step_size, algorithm.sensitivity,
             algorithm.requires, algorithm.averaging, algorithm.secure_sum, algorithm.colluders, algorithm.exact_noise,
-            radius_of(algorithm),
+            radius_of(algorithm), rule_of(algorithm),
         )  # fmt: skip
         return cls(algorithm.noise.local(mixing), algorithm.noise.correlation, settings)
 

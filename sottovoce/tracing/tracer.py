@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from scipy import sparse
 
-from sottovoce.core.algorithm import is_own, leaves, plainly_averaged
+from sottovoce.core.algorithm import is_own, leaves, linear_part, rule_of, ruled_by_sum
 from sottovoce.core.arrays import to_numpy
 from sottovoce.core.compression import Identity
 from sottovoce.core.loop import play_round, start_run
@@ -85,6 +85,8 @@ def trace(
     of them (`tracing.coordinate_classes`); with one it is about that alone.
     """
     coordinates = Coordinates(coordinate)
+    if ruled_by_sum(algorithm):
+        algorithm = linear_part(algorithm)
     system = _trace(algorithm, topology, rounds, seed, coordinates)
     if coordinate is not FIRST:
         return system
@@ -213,7 +215,7 @@ class _Known(NamedTuple):
         public = [leaf.matrix.shape[0] if isinstance(leaf, LinearRows) else leaf for leaf in leaves(loop_state)]
         mixings = [topology.at(round, step) for step in range(algorithm.gossip_steps)]
         takes = round == 0 or not algorithm.averaging
-        return cls(public, mixings, takes)
+        return cls([rule_of(algorithm).factor(round), *public], mixings, takes)
 
     def same_as(self, other: _Known) -> bool:
         return (
@@ -286,25 +288,27 @@ def _trace_maps(
     part counts.
     """
     mixings, n = known.mixings, known.mixings[0].n
-    facts, algorithm = Facts.of(algorithm, mixings[0]), plainly_averaged(algorithm)
+    facts, algorithm = Facts.of(algorithm, mixings[0]), linear_part(algorithm)
     feed = MapInputs(n, coordinates)
-    state = with_slots(before.state, lambda _: feed.fresh("state", n))
-    played = play_round(RowLocal(algorithm, feed), _held(mixings), LoopState(state, None), feed, round, Unmixed(n))
+    state, _, memory = before = with_slots(before._replace(copies=None), lambda _: feed.fresh("state", n))
+    held = (state, memory)
+    played = play_round(RowLocal(algorithm, feed), _held(mixings), before, feed, round, Unmixed(n))
+    held_after = (played.loop_state.state, played.loop_state.memory)
     maps = RoundMaps(
-        slots=len(slots(state)),
+        slots=len(slots(held)),
         takes_gradients=bool(feed.columns("gradient").size),
         adds_noise=bool(feed.columns("noise").size),
         point=None if played.point is None else combination_of(as_linear(played.point), n),
         sent=tuple(combination_of(as_linear(step.sent), n) for step in played.steps),
-        state_out=tuple(combination_of(slot, n) for slot in slots(played.loop_state.state)),
+        state_out=tuple(combination_of(slot, n) for slot in slots(held_after)),
         models=combination_of(as_linear(played.models), n),
         mixings=tuple(mixings),
         deviation=noise_deviation(algorithm.noise, algorithm.sensitivity, mixings[0]),
         edge_noise=tuple(step.gossip_step.edge_noise for step in played.steps),
         weights=tuple(None if step.weight is None else np.ravel(to_numpy(step.weight)) for step in played.steps),
         facts=facts,
-        private=_private(state),
-        private_out=_private(played.loop_state.state),
+        private=_private(held),
+        private_out=_private(held_after),
     )
     _check_sizes(algorithm, maps.made)
     return maps, played.loop_state
@@ -347,11 +351,13 @@ def trace_all_maps(algorithm: Algorithm, topology: Topology, *, rounds: int) -> 
 
 def _maps_of_rounds(algorithm: Algorithm, topology: Topology, rounds: int, coordinates: Coordinates) -> ClassMaps:
     """The maps of every round, for one coordinate. Rounds that are alike share theirs."""
-    algorithm, before = start_run(algorithm, topology, LinearRows((_nodes(topology), 0)), rounds)
+    zeros = LinearRows((_nodes(topology), 0))
+    algorithm, before = start_run(algorithm, topology, zeros, rounds)
+    before = before._replace(memory=rule_of(linear_part(algorithm)).init(zeros))
     each: list[RoundMaps] = []
     known: _Known | None = None
     for round in range(rounds):
-        before = LoopState(before.state, None)
+        before = before._replace(copies=None)
         now = _Known.of(before, topology, algorithm, round)
         if known is None or not now.same_as(known):
             known = now

@@ -70,7 +70,7 @@ def mine(tmp_path):
 
 def test_fields_of_a_class_are_its_settings(mine):
     spec = algorithm_spec("mine.py:Plain")
-    assert [one.name for one in spec.settings] == ["sigma", "step_size", "a", "sensitivity"]
+    assert [one.name for one in spec.settings if not one.decides_rule] == ["sigma", "step_size", "a", "sensitivity"]
     built = spec.build(sigma=2.0, a=0.5, step_size=0.3)
     assert (built.name, built.a, built.step_size, built.noise.sigma) == ("mine.py:Plain", 0.5, 0.3, 2.0)
     with pytest.raises(InputError, match=r"a = 'far' of mine.py:Plain; it must be a number"):

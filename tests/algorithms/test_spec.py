@@ -43,11 +43,11 @@ def test_roles_are_these():
     assert list(settings_from_run()) == ["sensitivity", "rounds", "participation", "colluders"]
 
 
-def test_only_mafalda_without_its_c_takes_rounds_from_the_run():
+def test_all_that_train_take_rounds_from_the_run_and_mafalda_more():
     run = {"rounds": 8, "participation": "2x4"}
-    taking = {name: spec.from_run({}, **run) for name, spec in algorithm_specs().items() if spec.from_run({}, **run)}
-    assert taking == {"mafalda": run}
-    assert algorithm_spec("mafalda").from_run({"correlation": np.eye(8)}, **run) == {}
+    for name, spec in algorithm_specs().items():
+        taken = {} if spec.averaging else run if name == "mafalda" else {"rounds": 8}
+        assert spec.from_run({}, **run) == taken, name
 
 
 def test_the_setting_of_the_noise_is_the_one_that_is_given():
@@ -74,7 +74,7 @@ def test_the_setting_of_the_noise_is_the_one_that_is_given():
         ),
         ("d-psgd", {"order": ["step-then-speak"]}, "order = ['step-then-speak'] of d-psgd; it must be a word"),
         ("d-psgd", {"order": "never"}, "order 'never'; known: step-then-speak, while-speaking"),
-        ("d-psgd", {"sigma": 1.0}, "setting 'sigma' of d-psgd; its settings are: step_size, order"),
+        ("d-psgd", {"sigma": 1.0}, "setting 'sigma' of d-psgd; its settings are: step_size, order, optimizer"),
         ("dp-fedavg", {"sigma": [1.0, 2.0]}, "sigma = [1.0, 2.0] of dp-fedavg; it must be a number"),
         ("mafalda", {"sigma": 1.0, "rounds": "many"}, "rounds = 'many' of mafalda; it must be a whole number"),
         ("mafalda", {"sigma": 1.0}, "mafalda without correlation or rounds"),

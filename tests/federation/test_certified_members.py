@@ -10,6 +10,7 @@ import pytest
 from sottovoce.core.algorithm import Gossip
 from sottovoce.distributed.sharded_rows import ShardedRows
 from sottovoce.errors import Uncertified
+from sottovoce.federation.member_folder import confirm
 from sottovoce.learning.tasks import Gradients
 from sottovoce.ledger.payloads import Place
 from sottovoce.ledger.steps import Steps
@@ -81,9 +82,30 @@ def test_a_member_with_little_noise_goes_on_after_a_kill(tmp_path, monkeypatch):
         rounds=3, privacy="epsilon = 1000.0", model='name = "mlp"\nhidden = [16]', precision="float64"
     )
 
+    survive(clinics, agreement, kills)
+
+
+def survive(clinics, agreement, kills):
+    """All come to the end, one of them after it was killed."""
+
     def join(resume):
         return clinics.join(agreement, CHEAT, resume=resume)
 
     ends = clinics.run(agreement, {CHEAT: lambda: kills.survived(join)})
     assert [end for end in ends.values() if isinstance(end, BaseException)] == []
     assert kills.deaths == 1
+
+
+@pytest.mark.parametrize("algorithm", ["dp-d-sgd", "secure-average"])
+@pytest.mark.parametrize(
+    "rule", ['optimizer = "momentum:0.5"\nschedule = "cosine"\naverage = 0.5', 'optimizer = "adam"']
+)
+def test_members_keep_to_their_rule_also_after_a_kill(tmp_path, monkeypatch, algorithm, rule):
+    kills, clinics = Kills({(CHEAT, STORED, Place(1, 0))}), Clinics(tmp_path)
+    kills.watch(monkeypatch)
+    agreement = clinics.agree(
+        f'name = "{algorithm}"\nstep_size = 0.1\n{rule}', rounds=3, precision="float64", graph="complete:3"
+    )
+    for name in clinics.names:
+        confirm(clinics.folder / name, agreement)
+    survive(clinics, agreement, kills)

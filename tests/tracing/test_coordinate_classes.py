@@ -254,7 +254,7 @@ def watched(built, told=None, as_torch=False, dtype=np.float64, dimension=D):
         built, PATH, start, gradient, rounds=T, noise_key=NoiseKey.of_seed(3), transport=transport, watch=watch
     ):
         pass
-    watch.compare_models(T, last.loop_state.state, last.models)
+    watch.compare_models(T, last.loop_state[::2], last.models)
     return np.asarray(last.models)
 
 
