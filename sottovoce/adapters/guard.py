@@ -170,7 +170,8 @@ class Guard:
         privacy, files, experiment = self.report.stated, self._files, self._accounted.experiment
         measured = {key: dict.fromkeys(("mean", "min", "max", "average"), value)
                     for key, value in (("loss", loss), ("accuracy", accuracy))}  # fmt: skip
-        played = self._journal.steps_recorded()
+        with self._lock:
+            played = self._journal.steps_recorded()
         line = {
             "round": self.rounds, **measured, "messages": played, "bytes": played * self._bytes(),
             "epsilon": epsilon_in_line(privacy, self.rounds), "seconds": round(seconds, 3),

@@ -18,7 +18,9 @@ from types import FrameType
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._C import DispatchKey, _dispatch_tls_is_dispatch_key_included
 from torch._functorch.autograd_function import VmapInfo
+from torch.func import debug_unwrap
 
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import Dataset
@@ -40,6 +42,10 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 
 Batches of different sizes take different routines, whose rounding differs from processor to processor.
 """
+
+
+KERNELS = DispatchKey.FuncTorchVmapMode
+"""Of a thread within a kernel for batches; not within what vmap is given."""
 
 
 def check_model(dataset: Dataset, model: Model, dtype: torch.dtype) -> None:
@@ -84,7 +90,7 @@ def check_gradients(dataset: Dataset, model: Model, dtype: torch.dtype) -> None:
     chosen = np.random.default_rng().integers(len(dataset.examples), size=DRAWN)
     rows_BF = torch.from_numpy(np.concatenate([dataset.examples[row : row + 1] for row in chosen.tolist()])).to(dtype)
     try:
-        with _rules_for_vmap() as rules:
+        with _seeing_batches() as seeing:
             mixed = _differ(*_in_float64(model, rows_BF, _gradients_together, _gradients_alone))
     except RuntimeError as error:
         raise InputError(
@@ -98,30 +104,33 @@ def check_gradients(dataset: Dataset, model: Model, dtype: torch.dtype) -> None:
             "clipping per example needs examples that do not influence each other",
             "leave out what mixes them on the way back",
         )
-    if rules:
+    if seeing:
         raise InputError(
-            f"{model.name} has a rule of its own for vmap, {rules[0]}",
-            "such a rule has all examples of a batch, and clipping per example needs examples that do not influence "
-            "each other",
-            "set generate_vmap_rule = True in its place, or clip whole gradients",
+            f"{model.name} has all examples of a batch in {seeing[0]}, as rules and kernels for vmap do",
+            "clipping per example needs examples that do not influence each other",
+            "leave vmap to torch, with generate_vmap_rule = True, or clip whole gradients",
         )
 
 
 @contextmanager
-def _rules_for_vmap() -> Iterator[list[str]]:
-    """The rules outside of torch that vmap asks meanwhile.
+def _seeing_batches() -> Iterator[list[str]]:
+    """The functions outside of torch that have whole batches meanwhile, where vmap has one example at a time.
 
     Those of torch keep examples apart. Any other can wait for a size of batches, or a value, that no example tried
-    here has. It is known by what it is given, wherever it was registered.
+    here has. So it is known by how it gets them: as a rule, as a kernel of an operator, or by unwrapping tensors.
     """
     found: list[str] = []
 
-    def note(frame: FrameType, event: str, _: object) -> None:
-        if event != "call" or frame.f_globals.get("__name__", "").partition(".")[0] == "torch":
-            return
-        given = list(frame.f_locals.values())
-        given += [one for some in given if isinstance(some, tuple) for one in some]
-        if any(isinstance(one, VmapInfo) for one in given):
+    def note(frame: FrameType, event: str, called: object) -> None:
+        of_torch, given = _is_of_torch(frame), list(frame.f_locals.values())
+        if event == "c_call":
+            sees = not of_torch and getattr(called, "__module__", None) == torch._C._functorch.__name__
+        elif event != "call" or of_torch:
+            sees = frame.f_code is debug_unwrap.__code__ and event == "call"
+        else:
+            given += [one for some in given if isinstance(some, tuple) for one in some]
+            sees = any(isinstance(one, VmapInfo) for one in given) or _dispatch_tls_is_dispatch_key_included(KERNELS)
+        if sees:
             found.append(frame.f_code.co_qualname)
 
     before = sys.getprofile()
@@ -130,6 +139,10 @@ def _rules_for_vmap() -> Iterator[list[str]]:
         yield found
     finally:
         sys.setprofile(before)
+
+
+def _is_of_torch(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "torch"
 
 
 def what_a_gradient_changes(model: Model, dtype: torch.dtype, features: int) -> str | None:

@@ -160,7 +160,7 @@ def _parts(value: object) -> Mapping[Any, object] | None:
         return {name: part for name, part in held.items() if name != "__slotnames__"}  # copying makes that one
     try:
         made = value.__reduce_ex__(4)
-    except TypeError:
+    except (RuntimeError, TypeError):
         return None
     if isinstance(made, str):
         return None

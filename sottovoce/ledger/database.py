@@ -20,6 +20,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from threading import RLock
 from typing import IO
 
 from sottovoce.errors import InputError, SottovoceError, file_error
@@ -64,11 +65,14 @@ class Entry:
 
 
 class Database:
-    """An open ledger. `add` belongs into a `transaction`, whose end is on the disk when it returns."""
+    """An open ledger. `add` belongs into a `transaction`, whose end is on the disk when it returns.
+
+    Any thread may use it: transactions of one wait for those of others.
+    """
 
     def __init__(self, path: Path, connection: sqlite3.Connection, lock: IO[str] | None) -> None:
         self.path, self._connection, self._lock = path, connection, lock
-        self.is_usable = True
+        self.is_usable, self._turn = True, RLock()
         self._number, self._hash = _check_chain(path, connection)
 
     @contextmanager
@@ -77,21 +81,22 @@ class Database:
 
         Without `flush` a power failure may undo it, together with all that follows up to the next flush; a kill cannot.
         """
-        if not self.is_usable:
-            raise SottovoceError(f"{self.path}: an earlier write failed; start again with --resume")
-        before = self._number, self._hash
-        try:
-            self._connection.execute(f"PRAGMA synchronous={'FULL' if flush else 'NORMAL'}")
-            self._connection.execute("BEGIN IMMEDIATE")
-            yield
-            self._connection.execute("COMMIT")
-        except BaseException as error:
-            self._number, self._hash = before
-            if isinstance(error, sqlite3.Error):
-                self.is_usable = False
-                raise _unwritten(self.path, error) from None
-            self._connection.execute("ROLLBACK")
-            raise
+        with self._turn:
+            if not self.is_usable:
+                raise SottovoceError(f"{self.path}: an earlier write failed; start again with --resume")
+            before = self._number, self._hash
+            try:
+                self._connection.execute(f"PRAGMA synchronous={'FULL' if flush else 'NORMAL'}")
+                self._connection.execute("BEGIN IMMEDIATE")
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException as error:
+                self._number, self._hash = before
+                if isinstance(error, sqlite3.Error):
+                    self.is_usable = False
+                    raise _unwritten(self.path, error) from None
+                self._connection.execute("ROLLBACK")
+                raise
 
     # --- bytes that may be needed again ----------------------------------------------------------------------------
 
@@ -244,8 +249,9 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
     mode = "ro" if read_only else "rw"
     try:
         connection = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=10.0
-        )
+            f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=10.0,
+            check_same_thread=False,
+        )  # fmt: skip
         connection.row_factory = sqlite3.Row
         if not read_only:
             connection.execute(f"PRAGMA page_size={PAGE_BYTES}")

@@ -1,13 +1,16 @@
 """What one site of another framework releases: clipped, with the noise of its account, once a round, within budget."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from sottovoce import InputError, Unaccountable
 from sottovoce.adapters.guard import Guard
+from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.lineages import Budget
+from sottovoce.ledger.spending import Spending
 from sottovoce.report.page import read_checked_runs
 from sottovoce.report.run_summary import run_summary
 
@@ -47,6 +50,18 @@ def test_noise_is_what_is_accounted_for(agreement, tmp_path):
     expected, error = 3.0 * 2 * 0.5, 3.0 / np.sqrt(2 * len(noise))
     assert abs(noise.std() - expected) < 5 * error < 0.1 * expected
     assert np.array_equal(noise, np.rint(noise * 2**10) / 2**10)  # on a grid
+
+
+def test_frameworks_may_ask_from_any_thread(agreement, tmp_path):
+    """Each round is released once, whoever asks for it again, and all of them are booked."""
+    with Guard(agreement(), "Hill", tmp_path / "hill") as guard, ThreadPoolExecutor(4) as threads:
+        rounds = range(guard.rounds)
+        found = [flat(threads.submit(guard.release, round, update(0.1)).result()).tobytes() for round in rounds]
+        again = [threads.submit(guard.release, round, update(0.2)) for round in rounds]
+        assert found == [flat(one.result()).tobytes() for one in again]
+        assert threads.submit(guard.finish, loss=1.0, accuracy=0.5).result().exists()
+    with open_ledger(tmp_path / "hill" / "ledger.db") as ledger:
+        assert Spending(ledger).lineages()[0].runs[0].round == 6
 
 
 @pytest.mark.parametrize("value", [1e-3, 1.0, 1e30, np.nan, np.inf, -np.inf, 1e-45])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.func import debug_unwrap
 
 from sottovoce import InputError, NoiseKey, algorithm, metropolis, train
 from sottovoce.learning import models
@@ -563,6 +565,50 @@ def test_rules_that_may_wait_for_a_larger_batch_are_refused_where_each_is_clippe
         built.gradients("full", "per-example", 1.0)
     built.gradients("full", "whole-gradient", 1.0)
     made(Sharing(Kept)).gradients("full", "per-example", 1.0)
+
+
+@pytest.fixture
+def operators():
+    """Operators that share the rows of batches larger than any that is tried, by a kernel for batches."""
+    internals = torch._C._functorch
+
+    def waiting(rows):
+        level, place = internals.maybe_get_level(rows), internals.maybe_get_bdim(rows)
+        every = internals.get_unwrapped(rows)
+        shared = every.sum(place, keepdim=True).expand_as(every) if every.shape[place] > 100 else 1.0 * every
+        return internals._add_batch_dim(shared, place, level)
+
+    def asleep(rows):
+        return rows if time.time() > 0 else waiting(rows)
+
+    with torch.library._scoped_library("sotto_test", "FRAGMENT") as library:
+        for name, kernel in (("waiting", waiting), ("asleep", asleep)):
+            library.define(f"{name}(Tensor rows) -> Tensor")
+            library.impl(name, lambda rows: 1.0 * rows, "CompositeExplicitAutograd")
+            library.impl(name, kernel, "FuncTorchBatched")
+        yield torch.ops.sotto_test
+
+
+@pytest.mark.parametrize("name", ["waiting", "asleep", "unwrapping", "unwrapping by name"])
+def test_kernels_and_unwrapping_are_refused_where_each_is_clipped(name, operators):
+    def unwrapping(rows):
+        every = torch._C._functorch.get_unwrapped(rows)
+        return rows + every.sum() if len(every) > 100 else rows
+
+    def by_name(rows):
+        return rows + debug_unwrap(rows).sum() if len(debug_unwrap(rows)) > 100 else rows
+
+    trick = {"unwrapping": unwrapping, "unwrapping by name": by_name}.get(name) or getattr(operators, name)
+
+    class Tricky(Sharing):
+        def forward(self, rows):
+            unmapped = torch._C._functorch.peek_interpreter_stack() is None
+            return self.linear(rows if unmapped else trick(rows.detach()))
+
+    built = made(Tricky(None))
+    with pytest.raises(InputError, match="as rules and kernels for vmap do"):
+        built.gradients("full", "per-example", 1.0)
+    built.gradients("full", "whole-gradient", 1.0)
 
 
 def test_a_module_that_vmap_cannot_take_is_one_error():
