@@ -72,6 +72,14 @@ class Mixing:
             raise InputError(
                 f"active of type {self.active.dtype}, shape {self.active.shape}", "one true or false per node", "fix it"
             )
+        if self.active is not None:
+            sender, receiver, _ = _edges(self.weights)
+            absent = ~self.active[sender] & (sender != receiver)
+            if absent.any():
+                raise InputError(
+                    f"a message from node {int(sender[absent][0])}, which takes no part",
+                    "what is received was sent, and counts as seen", "mark it as active, or take its weight away",
+                )  # fmt: skip
 
     def __matmul__(self, rows: arrays.Rows) -> arrays.Rows:
         if not arrays.is_plain(rows):

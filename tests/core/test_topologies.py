@@ -347,3 +347,13 @@ def test_messages_to_absent_nodes_have_left_their_sender():
     announced = dropout("ring:6", rate=0.3, seed=2, announced=True)
     _, _, labels = trace(algorithm("zip-dl", sigma=1.0), announced, rounds=1).dense()
     assert not np.isin(labels.receiver, away).any()
+
+
+def test_nothing_is_received_from_a_node_that_takes_no_part():
+    """It would reach models, and no view would have it: an account of such a topology said mu 0."""
+    active = np.array([True, True, False])
+    weights = np.array([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.0, 0.0, 1.0]])
+    with pytest.raises(InputError, match="node 2"):
+        Mixing(weights, active)
+    Mixing(weights, np.array([True, True, True]))
+    Mixing(weights.T / weights.T.sum(axis=1, keepdims=True), active)  # what is sent to it is lost, and seen
