@@ -36,9 +36,10 @@ from sottovoce.cli.printed_figures import (
     sampled_words,
     table_words,
 )
-from sottovoce.cli.progress import Activity, activity, progress_kept, telling_when_stopped
+from sottovoce.cli.progress import activity
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up, sigma_text
+from sottovoce.support.processes import ends_when_stopped
 
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm
@@ -159,7 +160,7 @@ def _answer_for_setting(
     from sottovoce.privacy.guarantee import Kind
 
     sampled, unsampled = None, list[str]()
-    with activity(f"accounting for {setting.view}") as work, telling_when_stopped(lambda: _done_of(work)):
+    with activity(f"accounting for {setting.view}"), ends_when_stopped():
         terms = setting.terms(kinds=kinds, lipschitz=lipschitz, optimised=optimised)
         result = account(system, setting.adversary, **terms)
         if setting.sampled_nodes is not None:
@@ -215,10 +216,10 @@ def _answer_for_pairs(
             check_cost(f"{what}{system.rounds:,} rounds,", cost, "take a --sample, fewer rounds or a smaller graph")
 
     bounds = set[int]()
-    with progress_kept("attackers", lambda count: _what_is_kept(out, count)) as advance:
+    with activity("attackers") as work, ends_when_stopped():
         mu = all_pairs.all_pairs(
             system, scheme, secure_sum=setting.secure_sum, attackers=attackers, store=out, begin=begin,
-            progress=advance, bounds=bounds,
+            progress=work.tell, bounds=bounds,
         )  # fmt: skip
     with activity("accounting for everyone"):
         best = account(system, adjacency=setting.adjacency, participation=setting.scheme).headline
@@ -249,14 +250,6 @@ def _answer_for_pairs(
     answer(document, table, *lines)
 
 
-def _what_is_kept(out: Path | None, count: int) -> str:
-    if out is None:
-        return "Nothing is kept without --out FILE."
-    if not count:
-        return f"{out} has no attacker yet."
-    return f"{out} has all attackers that were done; the same command goes on from there."
-
-
 def _asked_kinds(named: list[str] | None, published: bool) -> "tuple[Kind, ...]":
     from sottovoce.privacy.guarantee import KINDS, Kind, parse_kind
 
@@ -278,20 +271,6 @@ def _proven_kinds(algorithm: "Algorithm", setting: Setting, named: list[str] | N
     return tuple(kind for kind in proven if kind in asked)
 
 
-def _done_of(work: Activity) -> str:
-    """Which kinds are done, how far the one at hand is, and how to have the answer of those."""
-    from sottovoce.privacy.guarantee import Kind
-
-    finished = [kind for kind in Kind if kind in work.finished]
-    at = ""
-    if work.unfinished is not None:
-        kind, how_far = work.unfinished
-        at = f"; {kind} {how_far} of its work" if how_far.endswith("%") else f"; {kind} {how_far} victims"
-    again = " ".join(f"--kind {kind}" for kind in finished)
-    done = ", ".join(finished) or "no kind"
-    return f"done when stopped: {done}{at}. Nothing is kept{again and f'; {again} answers with that'}."
-
-
 @app.command("calibrate")
 @with_options
 def calibrate_(
@@ -308,10 +287,7 @@ def calibrate_(
 
     with activity(f"reading {setting.graph}"):
         net = setting.topology
-    with (
-        activity(f"calibrating {setting.algorithm} on {net.name}") as work,
-        telling_when_stopped(lambda: _done_of(work)),
-    ):
+    with activity(f"calibrating {setting.algorithm} on {net.name}"), ends_when_stopped():
         reference, target, view = setting.system(1.0), Target(epsilon, setting.delta), setting.adversary
         terms = setting.terms(kinds=_proven_kinds(reference.algorithm, setting, kind))
         found = calibrated_system(reference, view, target, **terms)

@@ -9,9 +9,10 @@ from sottovoce._version import __version__
 from sottovoce.cli.app import app
 from sottovoce.cli.options import GraphSpec, Json, Part, Weights, Yes, options_given, refuse_given
 from sottovoce.cli.output import answer, facts, print_note, short
-from sottovoce.cli.progress import activity, progress_kept
+from sottovoce.cli.progress import activity
 from sottovoce.errors import InputError
 from sottovoce.privacy.rounding import round_up
+from sottovoce.support.processes import ends_when_stopped
 
 if TYPE_CHECKING:
     from sottovoce.core.topologies import Topology
@@ -72,7 +73,7 @@ def noise_(
         raise InputError(
             "a target without --sampled", "without random batches, C does not depend on a target", "add --sampled"
         )
-    with activity("search for the best correlation"):
+    with activity("search for the best correlation"), ends_when_stopped():
         found = factorize(
             net, rounds=rounds, participation=participation, objective=objective, structure=structure, bands=bands,
             gap=gap, cache=not no_cache,
@@ -105,11 +106,10 @@ def _sampled(
         raise InputError(
             f"--out with {rounds} rounds", f"a file holds C for at most {LONGEST} rounds", "leave out --out"
         )
-    kept = "What was found is stored; the same command takes it from there." if cache else "Nothing is kept."
-    with progress_kept("numbers of parts", lambda _: kept) as tell:
+    with activity("numbers of parts") as work, ends_when_stopped():
         found = sampled_noise(
             net, rounds=rounds, share=share, epsilon=epsilon, delta=delta, objective=objective, gap=gap, cache=cache,
-            progress=tell,
+            progress=work.tell,
         )  # fmt: skip
     if out is not None:
         C = found.best.factorization.correlation.matrix(rounds)

@@ -19,11 +19,11 @@ from sottovoce.cli.options import (
     refuse_given,
     with_options,
 )
-from sottovoce.cli.output import answer, picked, print_line, print_note, verbosity
-from sottovoce.cli.progress import activity, progress_kept
+from sottovoce.cli.output import answer, picked, print_line, print_note
+from sottovoce.cli.progress import activity
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.privacy.rounding import sigma_text
 from sottovoce.support.own_code import code_from
+from sottovoce.support.processes import ends_when_stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +68,6 @@ def plan_(
     from sottovoce.learning.declared_records import parse_records
     from sottovoce.planning.planner import plan
     from sottovoce.planning.question import Question
-    from sottovoce.planning.ranking import noise_text
 
     given = options_given(context)
     if serve or port:
@@ -104,21 +103,8 @@ def plan_(
             final_models=asked.and_final_models, colluders=colluders,
             rounds=asked.length, **picked(asked, "delta", "view", "adjacency", "participation", "weights", "convex"),
         )  # fmt: skip
-    rows: dict[str, str] = {}
-
-    def add(entry: "Entry") -> None:
-        line = f"{entry.label}: sigma {sigma_text(entry.sigma, 4)}, noise in a node {noise_text(entry.error_node)}"
-        rows[entry.algorithm] = "; ".join(filter(None, (rows.get(entry.algorithm), line)))
-        if verbosity.verbose:
-            print_note(f"sotto: {line}")
-
-    def kept(_: int) -> str:
-        again = " ".join(f"--algorithm {name}" for name in rows)
-        found = f"; {again} answers with what was found: {'; '.join(rows.values())}"
-        return f"Nothing is kept{found if rows else ''}."
-
-    with progress_kept("algorithms", kept, lambda _: f"last {list(rows.values())[-1]}" if rows else "") as advance:
-        found = plan(question, advance, add, algorithm)
+    with activity("algorithms") as work, ends_when_stopped():
+        found = plan(question, work.tell, algorithm)
     if not found.ranked:
         reasons = "; ".join(dict.fromkeys(one.reason for one in found.refused))
         raise Unaccountable(f"no algorithm meets epsilon {question.epsilon:g} against {question.view}: {reasons}")

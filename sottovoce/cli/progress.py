@@ -7,13 +7,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from sottovoce.cli.output import EMPTY_LINE, print_message, print_note, show_status, verbosity
-from sottovoce.support.processes import ends_when_stopped
+from sottovoce.cli.output import print_message, show_status, verbosity
 from sottovoce.support.progress import progress_heard
-from sottovoce.support.text import visible
 
 INTERVAL = 10.0
 """Seconds between two lines where stderr is no terminal, and before the first."""
@@ -33,8 +31,7 @@ class Activity:
     part: str = ""
     note: Callable[[int], str] | None = None
     begun: float = field(default_factory=time.monotonic)
-    finished: list[str] = field(default_factory=list)
-    done: float = 0.0
+    done: int = 0
     total: int = 0
     """How much of the part there is; 0 where nobody knows."""
     counts: bool = False
@@ -44,32 +41,16 @@ class Activity:
         """So much of the whole is done."""
         self.counts, self.part, self.done, self.total = True, "", done, total
 
-    def hear(self, part: str, done: float, total: int) -> None:
+    def hear(self, part: str, done: int, total: int) -> None:
         """So much of a part is done."""
-        if self.counts:
-            return
-        self.part, self.done, self.total = part, done, total
-        if total and done == total and part:
-            self.finished.append(part)
-
-    @property
-    def unfinished(self) -> tuple[str, str] | None:
-        """The part at hand and how far it is; None between two parts."""
-        return (self.part, self.how_far) if self.total and self.part and self.part not in self.finished else None
-
-    @property
-    def how_far(self) -> str:
-        """How many are done of how many, or the share that work on all of them is worth; empty if nobody knows."""
-        if not self.total:
-            return ""
-        if self.done != int(self.done):
-            return f"{int(100 * self.done / self.total)} %"
-        return f"{int(self.done):,} of {self.total:,}"
+        if not self.counts:
+            self.part, self.done, self.total = part, done, total
 
     def line(self) -> str:
         """How far it is, in one line."""
-        reached = " ".join(filter(None, (self.part, self.how_far)))
-        beside = self.note(int(self.done)) if self.note is not None and self.counts else ""
+        how_far = f"{self.done:,} of {self.total:,}" if self.total else ""
+        reached = " ".join(filter(None, (self.part, how_far)))
+        beside = self.note(self.done) if self.note is not None and self.counts else ""
         elapsed = f"{time.monotonic() - self.begun:.0f} s"
         return f"sotto: {self.what}: {', '.join(filter(None, (reached, beside, elapsed)))}"
 
@@ -122,38 +103,3 @@ def narrated(command: str) -> Iterator[None]:
         teller.join()
         _activities.pop()
         show_status("")
-
-
-@contextmanager
-def telling_when_stopped(words: Callable[[], str], *, at_once: bool = True) -> Iterator[None]:
-    """On Ctrl-C says what was done until then, and what is kept of it.
-
-    What is in the middle of a long computation then is left there, and the process ends; not where something has to
-    be saved first, which is not done `at_once`.
-    """
-
-    def last_words() -> str:
-        cleared = EMPTY_LINE if verbosity.shows_progress else ""
-        return cleared + ("" if verbosity.quiet else f"sotto: {visible(words())}\n")
-
-    try:
-        with ends_when_stopped(last_words=last_words) if at_once else nullcontext():
-            yield
-    except KeyboardInterrupt:
-        print_note(f"sotto: {words()}")
-        raise
-
-
-@contextmanager
-def progress_kept(
-    what: str, kept: Callable[[int], str], note: Callable[[int], str] | None = None
-) -> Iterator[Callable[[int, int], None]]:
-    """Counts; on Ctrl-C says how far it was, and what is kept of so many."""
-    with activity(what, note=note) as work:
-
-        def words() -> str:
-            reached = f"after {work.how_far} {what}" if work.counts else f"before the first of the {what}"
-            return f"stopped {reached}. {kept(int(work.done) if work.counts else 0)}"
-
-        with telling_when_stopped(words):
-            yield work.tell

@@ -16,7 +16,7 @@ from sottovoce.cli.app import app, explained, fail
 from sottovoce.cli.options import Changes, Code, Data, Jobs, Json, Track, Yes, code_beside, refuse_given
 from sottovoce.cli.output import Table, answer, facts, print_note, print_remark, verbosity
 from sottovoce.cli.printed_figures import changed_data
-from sottovoce.cli.progress import activity, telling_when_stopped
+from sottovoce.cli.progress import activity
 from sottovoce.distributed.launch import place_among_ranks
 from sottovoce.errors import InputError, PeerLost, SottovoceError
 from sottovoce.privacy.rounding import round_up
@@ -210,10 +210,7 @@ def _played(experiment: "Experiment", how: Execution, *, leads: bool = True) -> 
 def _run_one(experiment: "Experiment", how: Execution) -> None:
     """One run, in this process."""
     folder, ended = how.out / experiment.name, list["RunDocuments"]()
-    with (
-        telling_when_stopped(lambda: _what_is_kept(folder), at_once=False),
-        _played(experiment, how) as after_round,
-    ):
+    with _telling_what_is_kept(folder), _played(experiment, how) as after_round:
         from sottovoce.run.execute import run_experiment
         from sottovoce.run.layout import RunFiles
 
@@ -229,15 +226,20 @@ def _run_one(experiment: "Experiment", how: Execution) -> None:
     _finish(run)
 
 
-def _what_is_kept(folder: Path) -> str:
-    """For who has stopped a run: what is left of it, and how to go on."""
+@contextmanager
+def _telling_what_is_kept(folder: Path) -> "Iterator[None]":
+    """For who stops a run: what is left of it, and how to go on."""
     from sottovoce.run.layout import RunFiles
 
-    if RunFiles(folder).checkpoint.exists():
-        return f"the rounds until now are saved in {folder}: go on with --resume."
-    if folder.exists():
-        return f"no round is saved in {folder} yet: go on with --resume."
-    return "no round was played: start the run again."
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = "no round was played: start the run again"
+        if folder.exists():
+            rounds = "the rounds until now are" if RunFiles(folder).checkpoint.exists() else "no round is yet"
+            kept = f"{rounds} saved in {folder}: go on with --resume"
+        print_note(f"sotto: {kept}.")
+        raise
 
 
 def _spent_text(folder: Path) -> Callable[[int], str]:

@@ -14,14 +14,10 @@ from numpy.typing import NDArray
 from sottovoce.errors import InputError, file_error
 from sottovoce.support.files import check_name, open_file
 from sottovoce.support.limits import Cost, check_cost, size_text
-from sottovoce.support.progress import counted, report_progress, report_stage
 from sottovoce.support.text import decode_text, visible
 
 CHUNK = 2**24
 """Bytes that are read at once."""
-
-TOLD = 10_000
-"""Lines after which it is told how far they are: some hundredths of a second."""
 
 MEMORY_OF_TEXT = 20.0
 """Bytes of memory that a byte of text takes until it is a graph."""
@@ -36,15 +32,11 @@ def read_edge_list(path: Path) -> NDArray[np.int64 | np.str_]:
     lines = read_graph_text(path).splitlines()
     ends: list[str] = []
     first_line = 0
-    with counted("lines", len(lines)):
-        for number, line in enumerate(lines, start=1):
-            fields = _fields(re.split(r"[#%]", line, maxsplit=1)[0])
-            _check_fields(fields, line, f"edge list {path}, line {number}")
-            first_line = first_line or (number if fields else 0)
-            ends += fields[:2]
-            if not number % TOLD:
-                report_progress(TOLD)
-    report_stage("numbering nodes")
+    for number, line in enumerate(lines, start=1):
+        fields = _fields(re.split(r"[#%]", line, maxsplit=1)[0])
+        _check_fields(fields, line, f"edge list {path}, line {number}")
+        first_line = first_line or (number if fields else 0)
+        ends += fields[:2]
     if not ends:
         raise InputError(f"edge list {path}: no edges", "there must be at least one", "check the file")
     _check_heading(ends, f"edge list {path}, line {first_line}")

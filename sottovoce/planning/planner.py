@@ -111,13 +111,11 @@ def settings_for(question: Question, one: Candidate, rounds: int) -> dict[str, o
 def plan(
     question: Question,
     progress: Callable[[int, int], None] | None = None,
-    found: Callable[[Entry], None] | None = None,
     algorithms: Sequence[str] | None = None,
 ) -> Plan:
     """Calibrate, trace and rank all algorithms, or those that are named.
 
-    `found` gets each that meets the target as soon as it is known; `progress` hears how many are done, and how many
-    there are.
+    `progress` hears how many are done, and how many there are.
     """
     ranked, refused = [], []
     every = candidates(algorithms)
@@ -127,10 +125,7 @@ def plan(
         progress(0, len(every))
     for done, one in enumerate(every, start=1):
         try:
-            best = _best(question, one)
-            ranked.append(best.entry)
-            if found is not None:
-                found(best.entry)
+            ranked.append(_best(question, one).entry)
         except (InputError, Unaccountable) as error:
             refused.append(Refused(one.name, one.settings, str(error)))
         if progress is not None:

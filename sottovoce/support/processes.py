@@ -90,12 +90,12 @@ def signals_wait(stop: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def ends_when_stopped(seconds: float = 1.0, last_words: Callable[[], str] | None = None) -> Iterator[None]:
+def ends_when_stopped(seconds: float = 1.0) -> Iterator[None]:
     """Around long work that leaves nothing half done: a signal that stops ends the process within about `seconds`.
 
     Otherwise a signal is heard when the main thread comes back from a long computation, or from waiting for threads
-    that are at one. Until the time is over the signal does what it would have. `last_words` are
-    lines to write before the last. Calls of LAPACK that hold Python's lock are waited for all the same.
+    that are at one. Until the time is over the signal does what it would have. Calls of LAPACK
+    that hold Python's lock are waited for all the same.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -108,9 +108,8 @@ def ends_when_stopped(seconds: float = 1.0, last_words: Callable[[], str] | None
         while kinds := os.read(heard, 64):
             stopping = next((kind for kind in kinds if kind in STOPPING_SIGNALS), None)
             if stopping is not None and not over.wait(seconds):
-                before_that = "" if last_words is None else last_words()
                 with suppress(OSError):
-                    os.write(2, f"{before_that}sotto: {STOPPED}\n".encode(errors="backslashreplace"))
+                    os.write(2, f"sotto: {STOPPED}\n".encode())
                 os._exit(128 + stopping)
 
     watcher = threading.Thread(target=watch, daemon=True)

@@ -9,29 +9,19 @@
 [('victims', 0, 3), ('victims', 2, 3), ('victims', 3, 3)]
 >>> report_progress(5)  # nobody listens, and nothing is counted
 
-Where all of them are found together, what that takes is told beforehand, in units of any size, and then how much of it
-is done. What nobody reports, at the end, belongs to it:
-
->>> with progress_heard(lambda what, done, total: reached.append((what, done, total))), counted("victims", 8):
-...     expect_work(4.0)
-...     report_work(1.0)
-...     report_work(2.5)
->>> reached[3:]
-[('victims', 0, 8), ('victims', 2.0, 8), ('victims', 7.0, 8), ('victims', 8, 8)]
-
 Where things that are counted take counted steps themselves, only the things are told of:
 
 >>> with progress_heard(lambda what, done, total: reached.append((what, done, total))), counted("accounts", 2):
 ...     with next_counted(), counted("victims", 3):
 ...         report_progress(2)
->>> reached[7:]
+>>> reached[3:]
 [('accounts', 0, 2), ('accounts', 1, 2), ('accounts', 2, 2)]
 
 Of some work nobody knows how much there is; what it is can be told all the same:
 
 >>> with progress_heard(lambda what, done, total: reached.append((what, done, total))):
 ...     report_stage("drawing the graph")
->>> reached[10:]
+>>> reached[6:]
 [('drawing the graph', 0, 0)]
 """
 
@@ -48,14 +38,8 @@ Progress = Callable[[int, int], None]
 Note = Callable[[str], None]
 """`note(line)`: something that whoever started it should know."""
 
-Listener = Callable[[str, float, int], None]
+Listener = Callable[[str, int, int], None]
 """Called with what is done, how much of it, and how much there is: 0 where nobody knows."""
-
-SEEN = 1e-3
-"""The least share of expected work that is told: many small steps would take longer to tell than to do."""
-
-NEARLY = 0.99
-"""The share of all that is counted that seems done at most before it is."""
 
 _listener: ContextVar[Listener | None] = ContextVar("who hears of progress", default=None)
 
@@ -65,22 +49,12 @@ class _Count:
     what: str
     total: int
     done: int = 0
-    work: float = 0.0
-    worked: float = 0.0
-    told: float = 0.0
-
-    @property
-    def reached(self) -> float:
-        """How much is done, and what the work on the rest is worth."""
-        if self.done == self.total or not self.worked:
-            return self.done
-        return max(self.done, self.total * min(NEARLY, self.worked / self.work))
 
 
 _count: ContextVar[_Count | None] = ContextVar("what is counted", default=None)
 
 
-def _tell(what: str, done: float, total: int) -> None:
+def _tell(what: str, done: int, total: int) -> None:
     listener = _listener.get()
     if listener is not None:
         listener(what, done, total)
@@ -130,25 +104,7 @@ def report_progress(more: int) -> None:
         return
     if count is not None:
         count.done = min(count.total, count.done + more)
-        _tell(count.what, count.reached, count.total)
-
-
-def expect_work(units: float) -> None:
-    """All that is counted takes so much work, of which `report_work` tells; anew, where it was expected before."""
-    count = _count.get()
-    if count is not None:
-        count.work, count.worked, count.told = units, 0.0, 0.0
-
-
-def report_work(units: float) -> None:
-    """So much more of the work that was expected is done; nothing is told where none was, or too little to be seen."""
-    count = _count.get()
-    if count is None or not count.work or count.done == count.total:
-        return
-    count.worked = min(count.worked + units, count.work)
-    if count.worked - count.told >= SEEN * count.work:
-        count.told = count.worked
-        _tell(count.what, count.reached, count.total)
+        _tell(count.what, count.done, count.total)
 
 
 def report_stage(what: str) -> None:

@@ -18,16 +18,12 @@ from scipy import sparse
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.exact.whitening import Array, Groups, starts
 from sottovoce.privacy.observation import Observation, ObservedStep
-from sottovoce.support.progress import expect_work, report_work
 from sottovoce.tracing.linear_system import map_equal_steps
 
 ENOUGH = 1e-7
 """How much, relatively, the residual may add to M's trace before the iteration stops."""
 
 STEPS = 3000
-
-LARGEST = 1e300
-"""A residual that is more than so many times too large is told as that."""
 
 NUMBERS = 1e8
 """About how many noise values may be alive at once."""
@@ -36,7 +32,6 @@ NUMBERS = 1e8
 def conjugate(observation: Observation) -> Groups:
     """M of one victim after another."""
     least = least_eigenvalue(observation)
-    expect_work(len(observation.victims))
     for victim in range(len(observation.victims)):
         A_RT = _signals(observation, victim)
         M_TT = np.zeros((A_RT.shape[1],) * 2)
@@ -94,14 +89,10 @@ def _back(observation: Observation, W_RC: Array) -> list[Array]:
 
 
 def _solve(observation: Observation, A_RC: Array, least: float) -> Array:
-    """Conjugate gradients, each column by itself, until the residuals can add no more than `ENOUGH`; else refused.
-
-    How far they are is told by the logarithm of how many times too large residuals are: that falls about evenly.
-    """
+    """Conjugate gradients, each column by itself, until the residuals can add no more than `ENOUGH`; else refused."""
     W, left = np.zeros_like(A_RC), A_RC.copy()
     direction = left.copy()
     size = np.einsum("rc,rc->c", left, left)
-    most, done = 0.0, 0.0
     for _ in range(STEPS):
         going = size > 0
         G_direction = _times_G(observation, direction)
@@ -109,14 +100,8 @@ def _solve(observation: Observation, A_RC: Array, least: float) -> Array:
         W += step * direction
         left -= step * G_direction
         after = np.einsum("rc,rc->c", left, left)
-        rest, enough = after.sum() / least, ENOUGH * np.einsum("rc,rc->", W, A_RC)
-        if rest <= enough:
-            report_work(1 - done)
+        if after.sum() / least <= ENOUGH * np.einsum("rc,rc->", W, A_RC):
             return W
-        far = float(np.log(min(rest / enough, LARGEST) if enough > 0 else LARGEST))
-        most = max(most, far)
-        report_work(max(0.0, 1 - far / most - done))
-        done = max(done, 1 - far / most)
         direction = left + np.where(going, after / np.where(going, size, 1.0), 0.0) * direction
         size = after
     raise Unaccountable(

@@ -26,7 +26,6 @@ from sottovoce.core.sparsity import columns_touched, last_row, submatrix
 from sottovoce.privacy.exact.rank import rank_of_gossip
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep, reduced_inputs, selected_messages
 from sottovoce.support.memo import once_for_each
-from sottovoce.support.progress import expect_work, report_work
 from sottovoce.support.threads import one_thread
 from sottovoce.tracing.linear_system import StepMatrices, map_equal_steps
 
@@ -201,14 +200,12 @@ def deflated(observation: Observation) -> Deflated:
     V, T, steps = len(observation.victims), observation.gradient_rounds, observation.steps
     inputs, M_VTT, rank = Entering(observation), np.zeros((V, T, T)), 0
     unknown = inputs.unknown
-    expect_work(len(steps))
     for round, (step, (seen_new, out_new)) in enumerate(zip(steps, inputs, strict=True), start=1):
         unknown.move(step.out.state, *out_new, unknown.see(step.observed.state, *seen_new))
         if inputs.turned or round == len(steps):
             begun, rank = unknown.white.shape[1] // V, rank + len(unknown.white)
             white_KTV = unknown.white.reshape(-1, begun, V)
             M_VTT[:, :begun, :begun] += np.einsum("ksv,ktv->vst", white_KTV, white_KTV, optimize=True)
-        report_work(1)
     M_VTT[unknown.uncovered.reshape(T, V).any(axis=0)] = np.inf
     return Deflated(M_VTT * (1 + COVERED * unknown.doubt), rank, unknown.doubt < CLEAR)
 

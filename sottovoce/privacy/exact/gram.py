@@ -25,7 +25,6 @@ from sottovoce.privacy.exact.whitening import (
     starts,
 )
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep
-from sottovoce.support.progress import expect_work, report_work
 from sottovoce.support.threads import chunks
 from sottovoce.tracing.linear_system import map_equal_steps
 
@@ -35,7 +34,6 @@ Columns = list[list[Array]]
 
 def gram(observation: Observation) -> Groups:
     """M from the covariance of all observations."""
-    expect_work(4)
     few = are_few(observation)
     columns, at = effects(observation, gradients=few), starts(observation.steps)
     G_RR = covariance(observation, columns)
@@ -43,11 +41,9 @@ def gram(observation: Observation) -> Groups:
     if np.any(np.concatenate(reached(observation))[:, 0] & ~alive):
         raise Singular("a signal without noise")
     factor = cholesky_(G_RR[np.ix_(alive, alive)])
-    report_work(1)
     rounding = rounding_error(factor)
     inverse_RR = np.zeros((len(alive),) * 2)
     inverse_RR[np.ix_(alive, alive)] = inverse_factor(factor)
-    report_work(1)
 
     def weigh(rounds: range, s: int, _: Array) -> Array:
         return inverse_RR[at[rounds.start] : at[rounds.stop], at[s] : at[s + 1]].T
@@ -87,7 +83,6 @@ def effects(observation: Observation, *, gradients: bool) -> Columns:
             found[s].append(known[key][0])
             after.append(known[key][1])
         shown = tuple(after)
-        report_work(1 / len(steps))
     return found
 
 

@@ -29,7 +29,6 @@ from scipy.linalg import lapack
 from sottovoce.core.arrays import dense_if_small
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep
-from sottovoce.support.progress import expect_work, report_work
 from sottovoce.support.threads import WORKERS, chunks, one_thread
 from sottovoce.tracing.linear_system import map_equal_steps
 
@@ -117,7 +116,7 @@ def reached(observation: Observation, *, each: bool = False) -> list[NDArray[np.
 
 
 def losses(observation: Observation, weigh: Weigh) -> Groups:
-    """M of all victims, from the rows of `L^-1`; as many victims at once as memory allows. It is one unit of work."""
+    """M of all victims, from the rows of `L^-1`; as many victims at once as memory allows."""
     V, T, steps = len(observation.victims), observation.gradient_rounds, observation.steps
     size = max(1, min(V, int(LOSSES_AT_ONCE / T**2)))
     blocks = list(_consecutive(starts(steps), max(1, min(IN_CACHE, int(RESPONSES / (size * T))))))
@@ -129,7 +128,6 @@ def losses(observation: Observation, weigh: Weigh) -> Groups:
             for together in chunks(len(blocks), WORKERS):
                 for white_TVQ in pool.map(partial(responses, observation, weigh, back), blocks[together]):
                     list(pool.map(partial(_add_products_, M_VTT, white_TVQ), some))
-                report_work(size / V / len(blocks) * WORKERS)
             yield group, M_VTT
 
 
@@ -189,7 +187,6 @@ class Filter(NamedTuple):
 
 def kalman(observation: Observation) -> Groups:
     """M from the innovations: what each round tells that was not known before."""
-    expect_work(2)
     filters, rounding = _filters(observation)
     at = starts(observation.steps)
 
@@ -222,7 +219,6 @@ def _filters(observation: Observation) -> tuple[list[Filter], float]:
         left_XX, terms_XX = (left_XX + left_XX.T) / 2, sizes.moved(terms_XX)
         rounding = max(rounding, rounding_error(factor, None if sizes is mixed else terms[alive]))
         filters.append(found)
-        report_work(1 / len(observation.steps))
     return filters, len(filters) * rounding
 
 
