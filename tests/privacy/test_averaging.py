@@ -11,8 +11,10 @@ from fractions import Fraction
 from pathlib import Path
 
 import flint
+import mpmath
 import numpy as np
 import pytest
+from scipy import sparse
 
 from sottovoce import account, algorithm, metropolis, random_edges, trace
 from sottovoce.core.topologies import Topology, dropout, fresh_erdos_renyi, from_matrix, uniform
@@ -303,6 +305,31 @@ def test_too_few_digits_are_noticed(bits: int, monkeypatch: pytest.MonkeyPatch) 
     assert loss.exact
     assert np.all(loss.squares >= expected * (1 - 1e-15))
     np.testing.assert_allclose(loss.squares, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("bits", [72, 96, 160])
+def test_rows_are_as_near_the_space_as_their_error_says(bits: int) -> None:
+    """In 300 digits, block after block. Bounds of single errors add up to less than 1e5 times what is there."""
+    kept, heard = np.arange(1, 20), [2, 11]
+    exact = np.array(metropolis_weights(metropolis("erdos-renyi:20,p=0.3,seed=4")))[np.ix_(kept, kept)]
+    W, start = (row_space.Exact.near(sparse.csr_array(one), row_space.meant)
+                for one in (exact.astype(float), np.eye(19)[heard]))  # fmt: skip
+    blocks = [row_space.Block(start, ()), *[row_space.Block(None, (W,))] * 2]
+    fixed, basis, walks = row_space._Fixed(bits), list[row_space._Rows](), list[mpmath.matrix]()
+    with mpmath.workdps(DIGITS):
+        power = mpmath.matrix(np.eye(19)[heard].tolist())
+        step = mpmath.matrix([[mpmath.mpf(x.numerator) / x.denominator for x in row] for row in exact.tolist()])
+        for block, count in zip(blocks, row_space.block_ranks(blocks, 19), strict=True):
+            found = row_space._orthonormal(fixed, row_space._block(fixed, block, basis), count, basis[-2:])
+            assert count == 2
+            assert found is not None
+            basis.append(found)
+            walks += [power[i, :] for i in range(2)]
+            power = power * step
+            Q = mpmath.qr(mpmath.matrix([list(row) for row in walks]).T, mode="skinny")[0]
+            stored = mpmath.matrix(found.values.tolist())
+            distance = mpmath.norm(stored - (stored * Q) * Q.T, 2)
+            assert distance <= found.error <= 1e5 * (distance + 1)
 
 
 def test_what_is_too_large_is_a_bound_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from fractions import Fraction
 
 import dp_accounting
 import mpmath
@@ -14,11 +15,12 @@ from scipy import stats
 
 from sottovoce import account, algorithm, compose, metropolis, trace
 from sottovoce.core.correlation import Triangular
-from sottovoce.core.participation import Change
+from sottovoce.core.participation import Change, Sampling
 from sottovoce.errors import InputError
-from sottovoce.privacy.amplification import epsilon_of_batches
+from sottovoce.privacy.amplification import SampledNodes, epsilon_of_batches, sampled_loss
 from sottovoce.privacy.composition import GaussianLoss, Rule, SampledLoss, StatedLoss, loss_document, read_loss
 from sottovoce.privacy.gaussian_dp import epsilon_of
+from sottovoce.privacy.views import everyone
 
 DELTA = 1e-5
 POISSON = SampledLoss(noise=2.0, share=0.05, rounds=40)
@@ -76,6 +78,31 @@ def test_what_no_rule_joins_is_added():
     assert joint.rule is Rule.SUMS
     assert compose([StatedLoss(1.0, DELTA), GaussianLoss(0.1)]).epsilon(DELTA) == math.inf
     assert compose([StatedLoss(1.0, DELTA), StatedLoss(1.0, DELTA)]).epsilon(DELTA) == math.inf
+
+
+def test_sums_of_stated_figures_are_no_smaller_than_those_of_fractions():
+    below = 0
+    for each in np.random.default_rng(1).uniform(0.01, 3, size=(200, 2)):
+        exact = sum(Fraction(epsilon) for epsilon in each.tolist())
+        below += Fraction(math.fsum(each)) < exact
+        joint = compose([StatedLoss(epsilon, 1e-7) for epsilon in each.tolist()]).epsilon(1e-5)
+        assert exact <= Fraction(joint) <= exact * (1 + Fraction(1, 2**50))
+    assert below > 20
+
+
+def test_what_sampling_counts_where_nodes_draw_unlike_each_other():
+    """Of Poisson batches the largest share with the least noise covers all; other mixtures have no worst case."""
+    system = trace(algorithm("dp-d-sgd", sigma=[2.0, 3.0, 4.0]), metropolis("path:3"), rounds=7)
+
+    def loss(*samplings):
+        return sampled_loss(system, everyone(), SampledNodes(samplings, 1.0))
+
+    poisson = [Sampling(0.1, None), Sampling(0.3, None), Sampling(0.2, None)]
+    assert loss(*poisson) == SampledLoss(2.0, 0.3, 7)
+    assert loss(*[Sampling(0.2, 10)] * 3) == SampledLoss(2.0, 0.2, 7, 10)
+    assert loss(Sampling(0.2, 10), Sampling(0.4, 10), Sampling(0.2, 10)) is None
+    assert loss(Sampling(0.2, 10), Sampling(0.2, None), Sampling(0.2, None)) is None
+    assert loss(Sampling(0.2, 10), Sampling(0.2, 20), Sampling(0.2, 10)) is None
 
 
 def test_sampling_that_is_not_counted_never_makes_a_figure_smaller():

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from sottovoce import account, algorithm, dropout, trace
+from sottovoce.privacy.exact import routes
+from sottovoce.privacy.observation import observe
+from sottovoce.privacy.views import node
 
 
 def exact_mu(A, B):
@@ -21,16 +24,17 @@ def exact_mu(A, B):
     return float(np.linalg.norm(inside / sizes[sizes > 1e-12 * sizes[0]]))
 
 
-def dp_d_sgd_mus(net, rounds, members, sigma):
+def gossip_mus(net, rounds, members, sigma, gossip_steps=1):
     """mu of each victim whose gradients are fixed streams: A and B of all that left a neighbour for a member."""
     n = net.n
     state_g, state_z = np.zeros((n, rounds * n)), np.zeros((n, rounds * n))
     seen_g, seen_z = [], []
-    for t in range(rounds):
-        mixing = net.at(t)
-        W, planned = mixing.weights.toarray(), mixing.planned.toarray()
-        active = mixing.active
-        for v in np.flatnonzero(active):
+    for t, k in np.ndindex(rounds, gossip_steps):
+        mixing = net.at(t, k)
+        W = mixing.weights.toarray()
+        planned = W if mixing.planned is None else mixing.planned.toarray()
+        active = np.ones(n, dtype=bool) if mixing.active is None else mixing.active
+        for v in np.flatnonzero(active) if k == 0 else ():
             state_g[v, t * n + v] -= 1.0
             state_z[v, t * n + v] -= sigma
         for v in np.flatnonzero(active):
@@ -54,7 +58,7 @@ def test_members_that_take_no_part_hear_what_was_sent_to_them(seed, members):
     net = dropout("ring:6", rate=0.4, seed=seed)
     system = trace(algorithm("dp-d-sgd", sigma=1.5, step_size=1.0), net, rounds=4)
     found = account(system, "coalition:" + ",".join(map(str, members)) if len(members) > 1 else "node:0")
-    for victim, least in dp_d_sgd_mus(net, 4, members, 1.5).items():
+    for victim, least in gossip_mus(net, 4, members, 1.5).items():
         assert least * (1 - 1e-9) <= found.of(victim, "fixed-streams").mu
 
 
@@ -99,3 +103,15 @@ def test_no_coalition_learns_less_than_its_members(seed):
     for victim in (1, 2, 4, 5, 6):
         assert one.of(victim, "fixed-streams").mu <= both.of(victim, "fixed-streams").mu * (1 + 1e-9)
         assert both.of(victim, "fixed-streams").mu <= both.of(victim, "convex-training").mu * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("gossip_steps", [2, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_nodes_that_are_silent_while_others_gossip_several_times(seed, gossip_steps):
+    """What is heard in later gossip steps is made of first messages only where all nodes send them."""
+    net = dropout("ring:6", rate=0.3, seed=seed, announced=True)
+    system = trace(algorithm("muffliato-sgd", sigma=1.5, step_size=1.0, gossip_steps=gossip_steps), net, rounds=3)
+    assert any(net.at(t, 0).active is not None and not net.at(t, 0).active.all() for t in range(3))
+    M_VTT = routes.losses(observe(system, node(0)))
+    for M, (_, exact) in zip(M_VTT, sorted(gossip_mus(net, 3, (0,), 1.5, gossip_steps).items()), strict=True):
+        assert np.sqrt(M.sum()) == pytest.approx(exact, rel=1e-6, abs=1e-9)
