@@ -32,7 +32,7 @@ from sottovoce.run.layout import (
 )
 from sottovoce.run.public_check import BY_AN_ATTACK, SETTINGS, Measured, check_public, sent_by
 from sottovoce.run.run_accountant import RunAccountant
-from sottovoce.run.run_documents import RunDocuments
+from sottovoce.run.run_documents import METRICS, RunDocuments
 from sottovoce.run.training_run import RunState, average_model, measure, measured_rounds
 from sottovoce.support.config import Document, first_difference
 from sottovoce.support.npz import read_checked_npz
@@ -42,7 +42,7 @@ from sottovoce.support.threads import threads
 
 MODELS, RERUN = "what the models in checkpoint.npz give", "what a rerun gives"
 
-MEASURED = ("loss", "accuracy", "rmse", "consensus")
+MEASURED = ("loss", *METRICS, "consensus")
 """What lines of metrics say of models."""
 
 UNCOMPARED_FILES = {MESSAGES.name, MEMBER_MODEL.name}

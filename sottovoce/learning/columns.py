@@ -21,6 +21,15 @@ unknown = "other"         # what another category becomes
 [[columns]]
 name = "readmitted"
 categories = ["no", "yes"]
+
+A target may be the time to an event, or to the last time somebody was seen. Periods end at public times:
+
+target = "days"
+event = "died"            # a column of two categories: the second says that the event happened then
+
+[[columns]]
+name = "days"
+periods = [30, 90, 365]
 """
 
 from __future__ import annotations
@@ -55,6 +64,8 @@ MOST_CLASSES = 10
 MISSING_WORDS = ("NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?", "-")
 """Words that are taken for missing numbers where all other cells of a column are numbers."""
 
+MOST_PERIODS = 100
+
 DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
 IDENTITY = re.compile(
     r"(^|[^a-z]|patient|person|subject|case)(id|uid|mrn|nr)$|^(patient|person|subject|case)$", re.IGNORECASE
@@ -71,7 +82,7 @@ WARNING = """\
 
 
 class Column(Section):
-    """A column of numbers within a range, or of categories.
+    """A column of numbers within a range, of categories, or of times in periods that end as given.
 
     Dates become a number: the years or days until a date, or until that of another column.
     """
@@ -83,6 +94,7 @@ class Column(Section):
     unknown: str = REFUSE
     years_until: str | None = None
     days_until: str | None = None
+    periods: list[float] | None = Field(default=None, min_length=1, max_length=MOST_PERIODS)
 
     @property
     def until(self) -> str | None:
@@ -98,6 +110,8 @@ class Column(Section):
 class Columns(Section):
     """All columns of a table. The target is one of them; the others, in their order, are the inputs.
 
+    Where the target is a time, `event` names the column that says whether the event happened then: it is no input.
+
     Cells that hold one of the `missing_words` count as missing, as empty ones do; `decimal` is the mark in numbers.
     """
 
@@ -107,11 +121,22 @@ class Columns(Section):
     scale_to: list[float] = Field(default_factory=lambda: SCALES[0])
     missing_words: list[str] = Field(default_factory=list)
     decimal: Literal[".", ","] = "."
+    event: str | None = None
 
     @property
     def features(self) -> list[Column]:
         """The columns that are inputs."""
-        return [column for column in self.columns if column.name != self.target]
+        return [column for column in self.columns if column.name not in self.outcome]
+
+    @property
+    def outcome(self) -> tuple[str, ...]:
+        """The columns that say what is to be predicted."""
+        return (self.target,) if self.event is None else (self.target, self.event)
+
+    @property
+    def periods(self) -> tuple[float, ...]:
+        """Where periods end, of a time to an event."""
+        return tuple(self.target_column.periods or ())
 
     @property
     def unread(self) -> list[str]:
@@ -181,16 +206,26 @@ def parse_columns(document: Document, where: str) -> Columns:
             "the target and at least one more column must be described",
             "write [[columns]] for each of them",
         )  # fmt: skip
+    happened = next((column.categories for column in found.columns if column.name == found.event), None)
+    if bool(found.periods) != (found.event is not None) or (found.event and len(happened or ()) != 2):
+        raise InputError(
+            f"{where}: target {found.target!r} with event {found.event!r}",
+            "a time to an event has periods, and a column of two categories says whether the event happened then",
+            'write event = "died", and for the target periods = [30, 90, 365]',
+        )  # fmt: skip
     if found.scale_to not in SCALES:
         raise InputError(f"{where}: scale_to = {found.scale_to}", "it must be [0, 1] or [-1, 1]", "choose one")
     for column in found.columns:
         _check_column(column, f"{where}: column {column.name!r}")
-    target = found.target_column
-    if (target.missing, target.unknown) != (REFUSE, REFUSE):
-        raise InputError(
-            f"{where}: a substitute for the target {target.name!r}", "a row without a target cannot be learned from",
-            "leave out missing and unknown there",
-        )  # fmt: skip
+    odd = next((name for name in found.columns if name.periods and name.name != found.target), None)
+    if odd is not None:
+        raise InputError(f"{where}: periods of {odd.name!r}", "only a target has periods", "give it a range")
+    for target in (one for one in found.columns if one.name in found.outcome):
+        if (target.missing, target.unknown) != (REFUSE, REFUSE):
+            raise InputError(
+                f"{where}: a substitute for the target {target.name!r}",
+                "a row without a target cannot be learned from", "leave out missing and unknown there",
+            )  # fmt: skip
     return found
 
 
@@ -201,8 +236,13 @@ def _check_column(column: Column, what: str) -> None:
         raise InputError(f"{what}: {found}", rule, remedy)
 
     missing, one_of_them = column.missing, f"it must be one of the categories, or {REFUSE!r}"
-    if (column.range is None) == (column.categories is None):
-        refuse("range and categories", "a column has exactly one of them", "give one, or drop the column")
+    kinds = ("range", "categories", "periods")
+    if sum(getattr(column, kind) is not None for kind in kinds) != 1:
+        refuse(", ".join(kinds), "a column has exactly one of them", "give one, or drop the column")
+    if column.periods is not None and (column.periods[0] <= 0 or (np.diff(column.periods) <= 0).any()):
+        refuse(f"periods = {column.periods}", "they end later and later, after time 0")
+    if column.periods is not None and column.until is not None:
+        refuse(f"until {column.until} with periods", "a time is written as a number", "give a range, or numbers")
     if column.categories is not None:
         if column.until is not None:
             refuse(f"until {column.until} with categories", "years and days are numbers", "give a range")

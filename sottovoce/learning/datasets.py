@@ -58,7 +58,8 @@ class Dataset:
 
     `examples` are the training rows, flat, converted to numbers when needed; `inputs` is all of them in one array.
     `shape` is the shape of one example (channels first).
-    `targets` are int64 positions in `classes`, or float32 when `kind` is "value" or "ratings".
+    `targets` are int64 positions in `classes`, or float32 when `kind` is "value" or "ratings". When it is "times",
+    `periods` are the ends of periods, and targets are as `losses` has them.
     For ratings an input is a pair (user, movie) of positions, exact in float32, and `entities` counts both.
     `groups` says who each row comes from (a writer, a user), or is None. Where they have names, `groups` are positions
     in `group_names`. `public_statistics` says which facts about the rows were used to prepare them. One unit of the
@@ -83,6 +84,7 @@ class Dataset:
     public_statistics: tuple[PublicStatistic, ...] = ()
     target_unit: float = 1.0
     target_zero: float = 0.0
+    periods: tuple[float, ...] = ()
 
     def __repr__(self) -> str:
         rows = f"{len(self.examples)} + {len(self.test_inputs)} rows of {self.examples.width}"

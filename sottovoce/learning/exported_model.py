@@ -31,6 +31,7 @@ from sottovoce.learning.columns import Columns, parse_columns
 from sottovoce.learning.decisions import decided
 from sottovoce.learning.models import BUILDERS, Model, model
 from sottovoce.learning.prediction_scores import probabilities
+from sottovoce.learning.survival import without_event
 from sottovoce.learning.table_cells import GivenTable, category_text, given_cells
 from sottovoce.learning.tables import encode_inputs, join_tables
 from sottovoce.schemas.validation import problem_in
@@ -42,6 +43,8 @@ from sottovoce.support.text import json_text, parse_json
 FORMAT = 1
 DESCRIPTION, PARAMETERS, STATE_DICT, CARD = "model.json", "model.safetensors", "model.pt", "README.md"
 RULE, REMEDY = "sotto export writes a folder with it", "give the folder that sotto export wrote"
+UNTIL_HALF = 0.5
+
 LARGEST_DESCRIPTION = 10**7
 """Bytes of `model.json`; columns take a few hundred each."""
 
@@ -55,7 +58,8 @@ class RowNames(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What a model says of rows: a class and the probability of each, or a value in the target's units.
+    """What a model says of rows: a class and the probability of each, or a value in the target's units; of times, by
+    which of the `periods` half of such rows have had the event, and the probability of none until the end of each.
 
     Of two classes, the second is named above `threshold`. `row_names` are the cells of a column that tells rows apart,
     if the table has one.
@@ -67,11 +71,13 @@ class Predictions:
     probabilities: NDArray[np.float64] | None
     row_names: RowNames | None = None
     threshold: float = 0.5
+    periods: tuple[float, ...] = ()
 
     @property
     def heading(self) -> list[str]:
         """Of its rows."""
-        return [self.target, *(f"probability of {name}" for name in self.classes)]
+        until = (f"no event until {end:g}" for end in self.periods)
+        return [self.target, *(f"probability of {name}" for name in (*self.classes, *until))]
 
     def __len__(self) -> int:
         found = self.values if self.probabilities is None else self.probabilities
@@ -83,9 +89,13 @@ class Predictions:
         if self.probabilities is None:
             assert self.values is not None
             return [[float(f"{value:.6g}")] for value in self.values]
-        chosen = decided(self.probabilities, self.threshold)
+        if self.periods:
+            names = (*(f"until {end:g}" for end in self.periods), f"after {self.periods[-1]:g}")
+            chosen = (self.probabilities >= UNTIL_HALF).sum(axis=1)
+        else:
+            names, chosen = self.classes, decided(self.probabilities, self.threshold)
         likely = np.round(self.probabilities, 6).tolist()
-        return [[self.classes[at], *shares] for at, shares in zip(chosen.tolist(), likely, strict=True)]
+        return [[names[at], *shares] for at, shares in zip(chosen.tolist(), likely, strict=True)]
 
     def table(self) -> list[list[str | float]]:
         """The same with a heading, and with the names of rows before them."""
@@ -116,8 +126,9 @@ class ExportedModel:
 
         A row that does not fit the columns is refused, as in training.
         """
-        given, row_names = self._read(table, where)
-        cells = _without(given, self.columns.target)
+        cells, row_names = self._read(table, where)
+        for name in self.columns.outcome:
+            cells = _without(cells, name)
         inputs = torch.from_numpy(encode_inputs(cells, self.columns, where)).to(self.parameters.dtype)
         with torch.no_grad():
             outputs = self.model.outputs(self.parameters, inputs).double().numpy()
@@ -125,6 +136,8 @@ class ExportedModel:
         if target.range is not None:
             values = self.columns.target_zero + self.columns.target_unit * outputs[:, 0]
             return Predictions(target.name, (), values, None, row_names)
+        if self.columns.periods:
+            return Predictions(target.name, (), None, without_event(outputs), row_names, periods=self.columns.periods)
         shares = probabilities(self.model.loss.name, outputs)
         return Predictions(target.name, self.columns.classes, None, shares, row_names, self.threshold)
 

@@ -6,6 +6,11 @@
     [0.127, 1.313]
 
 Shapes: ... any leading dimensions, K outputs. Squared error is halved, so that its curvature is 1.
+
+`hazards`: the time to an event in K periods, each output the logit of its chance in one period for those who have come
+so far. A record's loss is the sum over the periods that it went through, and is clipped as one: what protects records
+protects people with all their periods. A target is twice the number of these periods, and one more if the last ended
+with the event.
 """
 
 from __future__ import annotations
@@ -28,7 +33,8 @@ class Loss:
 
     `largest_error` bounds the norm of that derivative over all outputs and targets: 1 for logistic loss, whose
     derivative is p - y with p and y from 0 to 1; sqrt(2) for cross-entropy, because ||p - e_y||^2 is
-    (1 - p_y)^2 + sum_{k != y} p_k^2 <= 2 (1 - p_y)^2; infinite for squared error. `score` is summed over examples and
+    (1 - p_y)^2 + sum_{k != y} p_k^2 <= 2 (1 - p_y)^2; infinite for squared error; 1 for each of the periods of hazards,
+    so the root of their number: `error_of`. `score` is summed over examples and
     turned into the metric by `finish(total, examples)`. `largest_weight` is that of a class; curvature grows by it.
     """
 
@@ -40,6 +46,10 @@ class Loss:
     score: Callable[[Tensor, Tensor], Tensor]
     finish: Callable[[Tensor, int], Tensor]
     largest_weight: float = 1.0
+
+    def error_of(self, outputs: int) -> float:
+        """`largest_error` for so many outputs."""
+        return self.largest_error * (math.sqrt(outputs) if self.name == "hazards" else 1.0)
 
     def weighted(self, of_classes: Sequence[float]) -> Loss:
         """The same with a weight for each class of examples: gradients have it before they are clipped."""
@@ -88,6 +98,24 @@ def _squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs - targets.unsqueeze(-1)
 
 
+def _hazards(outputs: Tensor, targets: Tensor) -> Tensor:
+    there, ends = _periods(outputs, targets)
+    return (functional.softplus(outputs) * there - outputs * ends).sum(-1)
+
+
+def _hazard_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    there, ends = _periods(outputs, targets)
+    return outputs.sigmoid() * there - ends
+
+
+def _periods(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Which periods a record went through, and which of them ended with the event, as zeros and ones."""
+    number = torch.arange(1, outputs.shape[-1] + 1, device=outputs.device, dtype=outputs.dtype)
+    through = (targets / 2).floor().unsqueeze(-1)
+    event = targets.unsqueeze(-1) - 2 * through
+    return (number <= through).to(outputs.dtype), (number == through).to(outputs.dtype) * event
+
+
 def _share(total: Tensor, examples: int) -> Tensor:
     return total / examples
 
@@ -106,4 +134,5 @@ LOSSES = {
         lambda outputs, targets: (outputs.squeeze(-1) - targets).square(),
         lambda total, examples: (total / examples).sqrt(),
     ),
+    "hazards": Loss("hazards", "log_loss", 1.0, _hazards, _hazard_errors, _hazards, _share),
 }  # fmt: skip

@@ -61,7 +61,8 @@ def check_model(dataset: Dataset, model: Model, dtype: torch.dtype) -> None:
             "a model must accept the rows of its data",
             "build it with model(name, dataset), or give wrap_module(..., shape=dataset.shape)",
         ) from None  # fmt: skip
-    wanted = len(dataset.classes) if model.loss.name == "cross-entropy" else 1
+    several = {"cross-entropy": len(dataset.classes), "hazards": len(dataset.periods)}
+    wanted = several.get(model.loss.name, 1)
     if shape != (len(probes_BF), wanted):
         raise InputError(
             f"{model.name} gives outputs of shape {shape} for {len(probes_BF)} examples of {dataset.name}",

@@ -150,9 +150,10 @@ def wrap_module(
 ) -> Model:
     """Wrap a torch module of yours as a model. It is copied, and its parameters that need gradients are trained.
 
-    `loss` is cross-entropy, logistic (one output) or squared (one output). `shape` is the shape of one example if
-    the module does not take flat rows.
+    `loss` is cross-entropy, hazards (an output for each period), logistic or squared (one output). `shape` is the shape
+    of one example if the module does not take flat rows.
     """
+    _refuse_coupled(loss)
     if loss not in LOSSES:
         raise InputError(f"loss {loss!r}", f"known: {', '.join(LOSSES)}", "choose one of them")
     module = copy.deepcopy(module)
@@ -168,6 +169,18 @@ def wrap_module(
     return Model(
         name or type(module).__name__, module, Layout(tuple(trained), tuple(trained.values())), LOSSES[loss], shape
     )
+
+
+COUPLED = ("cox", "cox-ph", "partial-likelihood")
+
+
+def _refuse_coupled(name: str) -> None:
+    if name.lower() in COUPLED:
+        raise InputError(
+            f"{name}: a partial likelihood",
+            "it compares each record with all that are still at risk, so clipping per record bounds nothing",
+            'learn hazards in periods: model.name = "hazards"; see docs/your-own-data.md',
+        )  # fmt: skip
 
 
 def _check_layer(path: str, part: nn.Module) -> None:
@@ -282,6 +295,11 @@ def softmax(features: int, classes: int, *, bias: bool = True) -> Model:
     return _named("softmax", lambda: chain((features, classes), bias=bias), "cross-entropy")
 
 
+def hazards(features: int, periods: int, *, bias: bool = True) -> Model:
+    """The time to an event: a logistic regression for each period, of those who have come so far."""
+    return _named("hazards", lambda: chain((features, periods), bias=bias), "hazards")
+
+
 def mlp(widths: Sequence[int], *, loss: str = "cross-entropy", activation: str = "relu") -> Model:
     """Linear layers of any widths: `mlp((784, 32, 10))`, `mlp((8, 64, 1), loss="logistic")`."""
     if len(widths) < 2 or min(widths) < 1:
@@ -331,6 +349,7 @@ def model(name: str, dataset: Dataset, /, **settings: object) -> Model:
     Two classes need one output with `logistic` and `mlp`; values and ratings are learned by squared error. `mlp`
     takes `hidden`, the widths between inputs and outputs.
     """
+    _refuse_coupled(name)
     if name not in BUILDERS:
         raise InputError(f"model {name!r}", f"known: {', '.join(BUILDERS)}", "see docs/models.md")
     kinds, build = BUILDERS[name]
@@ -354,9 +373,9 @@ def model(name: str, dataset: Dataset, /, **settings: object) -> Model:
 
 
 def _mlp_for(dataset: Dataset, hidden: Sequence[int] = (64,), **settings: str) -> Model:
-    one = len(dataset.classes) <= 2
-    loss = "squared" if dataset.kind == "value" else "logistic" if one else "cross-entropy"
-    outputs = 1 if one else len(dataset.classes)
+    several = len(dataset.periods) or (len(dataset.classes) > 2 and len(dataset.classes))
+    loss = {"value": "squared", "times": "hazards"}.get(dataset.kind, "cross-entropy" if several else "logistic")
+    outputs = several or 1
     return mlp((dataset.examples.width, *hidden, outputs), loss=loss, **settings)
 
 
@@ -365,7 +384,8 @@ BUILDERS: dict[str, tuple[tuple[str, ...], Callable[..., Model]]] = {
     "linear": (("value",), lambda data, **settings: linear(data.examples.width, **settings)),
     "logistic": (("two classes",), lambda data, **settings: logistic(data.examples.width, **settings)),
     "softmax": (ANY_CLASSES, lambda data, **settings: softmax(data.examples.width, len(data.classes), **settings)),
-    "mlp": ((*ANY_CLASSES, "value"), _mlp_for),
+    "hazards": (("times",), lambda data, **settings: hazards(data.examples.width, len(data.periods), **settings)),
+    "mlp": ((*ANY_CLASSES, "value", "times"), _mlp_for),
     "cnn": (ANY_CLASSES, lambda data, **settings: cnn(data.shape, len(data.classes), **settings)),
     "gn-resnet18": (ANY_CLASSES, lambda data, **settings: gn_resnet18(data.shape, len(data.classes), **settings)),
     "matrix-factorisation": (("ratings",), lambda data, **settings: matrix_factorisation(*data.entities, **settings)),
@@ -423,7 +443,8 @@ def find_model(name: str, dataset: Dataset, **settings: object) -> Model:
             "correct its return",
         )
     wrapping = settings if is_module else {}
-    loss = wrapping.get("loss", "squared" if dataset.kind in ("value", "ratings") else "cross-entropy")
+    usual = {"value": "squared", "ratings": "squared", "times": "hazards"}.get(dataset.kind, "cross-entropy")
+    loss = wrapping.get("loss", usual)
     return wrap_module(made, str(loss), shape=_shape(name, wrapping), name=name)
 
 

@@ -90,13 +90,15 @@ class Leading(NamedTuple):
 
 
 def leading_figure(scores: Mapping[str, Any] | None) -> Leading | None:
-    """The AUC of two classes, balanced accuracy of more, RMSE of values; None where it was not measured.
+    """AUC of two classes, balanced accuracy of more, RMSE of values, concordance of times; None if not measured.
 
     Not accuracy: where one class is rare, who always names the other has much of that.
     """
     if scores is None:
         return None
-    figure = "rmse" if "rmse" in scores else "auc" if len(scores["by_class"]) == 2 else "balanced_accuracy"
+    figure = next((name for name in ("rmse", "concordance") if name in scores), None)
+    if figure is None:
+        figure = "auc" if len(scores["by_class"]) == 2 else "balanced_accuracy"
     return Leading(figure, scores[figure], scores.get("intervals", {}).get(figure)) if figure in scores else None
 
 

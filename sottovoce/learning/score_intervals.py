@@ -26,7 +26,7 @@ Interval = list[float] | None
 """Its two ends; None: too few rows to say."""
 
 
-def share_interval(count: int, of: int) -> Interval:
+def share_interval(count: float, of: float) -> Interval:
     """Wilson's, of a share; as scipy's, which takes a thousand times as long, and hundreds are asked for."""
     if of < FEW:
         return None

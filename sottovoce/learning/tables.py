@@ -36,6 +36,7 @@ from sottovoce.learning.columns import REFUSE, Column, Columns, parse_columns, r
 from sottovoce.learning.datasets import NAMES_A_TABLE, OF_ITS_OWN, Dataset, few
 from sottovoce.learning.lazy_rows import Examples, Floats
 from sottovoce.learning.partitioning import NodeData, Partition, Rows
+from sottovoce.learning.survival import periods_of
 from sottovoce.learning.table_cells import (
     GivenTable,
     category_text,
@@ -84,9 +85,13 @@ def read_table(path: Path, columns: Columns) -> Table:
 
 def encode_table(cells: Arrays, columns: Columns, where: str) -> Table:
     """Rows from the cells of a table; `where` names it in errors."""
-    _check_heading(cells, columns, where, (columns.target,))
+    _check_heading(cells, columns, where, columns.outcome)
     inputs, clipped = _encoded_inputs(cells, columns, where)
     target = _Cells(columns.target_column, cells[columns.target], columns, where, cells)
+    if columns.event is not None:
+        (event,) = (column for column in columns.columns if column.name == columns.event)
+        happened = _Cells(event, cells[columns.event], columns, where, cells).positions()
+        return Table(inputs, periods_of(target.times(), happened == 1, columns.periods), clipped)
     if columns.classes:
         return Table(inputs, target.positions(), clipped)
     values, outside = target.scaled()
@@ -103,7 +108,7 @@ def _check_heading(cells: Arrays, columns: Columns, where: str, also: tuple[str,
     """Refuse a table that lacks an input, or what is needed beside them, or that has a column nobody described."""
     needed = (*(column.name for column in columns.features), *also)
     lacking = [name for name in needed if name not in cells]
-    unknown = [name for name in cells if name not in (*needed, columns.target, *columns.drop)]
+    unknown = [name for name in cells if name not in (*needed, *columns.outcome, *columns.drop)]
     if lacking or unknown:
         what = f"no column {lacking[0]!r}" if lacking else f"column {unknown[0]!r}"
         otherwise = "give the table that column" if lacking else "list the column under drop"
@@ -163,6 +168,14 @@ class _Cells:
         end = self.others[until] if until in self.others else np.array([until])
         days = days_of(end) - days_of(self.cells)
         return days if self.column.years_until is None else days / DAYS_OF_A_YEAR
+
+    def times(self) -> NDArray[np.float64]:
+        """Numbers that are not negative."""
+        missing = missing_cells(self.cells, self.columns.missing_words)
+        values = numbers_of(self.cells, missing, self.columns.decimal)
+        self._refuse_missing(missing)
+        self._refuse(~(np.isfinite(values) & (values >= 0)), "a time from 0 on is needed here", "correct it")
+        return values
 
     def positions(self) -> NDArray[np.int64]:
         """The position of each row's category, with what stands for missing and for unknown ones."""
@@ -264,7 +277,7 @@ def join_tables(columns: Columns, sizes: Mapping[str, int], tables: Mapping[str,
     The rows of nodes whose table is not here are zeros, of which there is one in memory. No privacy figure depends on
     rows, so figures are the same whichever tables are here.
     """
-    nothing: Targets = np.zeros(1, dtype=np.int64 if columns.classes else np.float32)
+    nothing: Targets = np.zeros(1, dtype=np.float32 if columns.target_column.range else np.int64)
     train: list[InputsAndTargets] = [(np.zeros((1, columns.width), dtype=np.float32), nothing)]
     held_out: list[InputsAndTargets] = []
     shards: list[Rows] = []
@@ -312,7 +325,8 @@ def _joined(parts: Sequence[InputsAndTargets]) -> InputsAndTargets:
 def _dataset(columns: Columns, name: str, train: InputsAndTargets, test: InputsAndTargets) -> Dataset:
     """Rows whose norm is bounded by their columns, which is declared."""
     return Dataset(
-        name=name, kind="classes" if columns.classes else "value",
+        name=name, kind="classes" if columns.classes else "times" if columns.periods else "value",
+        periods=columns.periods,
         examples=Examples(train[0]).clipped(columns.norm_bound), targets=train[1],
         test_inputs=test[0], test_targets=test[1], shape=(columns.width,), classes=columns.classes,
         groups=None, test_groups=None, entities=(), licence="your own", source="you", notes=(SCALED,),

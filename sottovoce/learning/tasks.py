@@ -46,6 +46,7 @@ from sottovoce.learning.models import Model
 from sottovoce.learning.modules import only_linear_layer
 from sottovoce.learning.partitioning import Partition
 from sottovoce.learning.prediction_scores import score_predictions
+from sottovoce.learning.survival import score_times
 from sottovoce.privacy.convexity import DECLARE_NORM
 from sottovoce.support.text import JSON
 from sottovoce.support.threads import chunks, for_each, torch_divides, workers
@@ -62,13 +63,13 @@ CPU = torch.device("cpu")
 UNMOVED = 0.5
 """The threshold at which the likelier of two classes is decided for."""
 
-CONVEX = {"squared": "linear", "logistic": "logistic", "cross-entropy": "softmax"}
+CONVEX = {"squared": "linear", "logistic": "logistic", "cross-entropy": "softmax", "hazards": "hazards"}
 """What one linear layer with a loss is called."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Loss and metric (accuracy, or rmse) on the test rows: of every node's model, and of the average of all models."""
+    """Loss and metric (accuracy, rmse or log_loss) on the test rows: of every node's model, and of the average."""
 
     metric_name: str
     loss: NDArray[np.float64]
@@ -188,6 +189,8 @@ class Task:
         parts = chunks(len(inputs), self.engine.examples_at_once(1, inputs.shape[1]))
         outputs = torch.cat([self.model.outputs(point, inputs[some]) for some in parts]).double().cpu().numpy()
         data, targets = self.dataset, self.dataset.test_targets[:rows].astype(np.float64)
+        if data.periods:
+            return score_times(outputs, targets, data.periods)
         if self.model.loss.name == "squared":
             outputs, targets = data.in_own_unit(outputs), data.in_own_unit(targets)
         return score_predictions(self.model.loss.name, outputs, targets, data.classes, threshold=self.threshold)
@@ -216,7 +219,8 @@ class Task:
         The gradient of a linear model is the outer product of `Loss.errors` and the row, so norms multiply.
         """
         wanted = "clipping bounded"
-        if self.convex_model is None:
+        layer = only_linear_layer(self.model.module)
+        if layer is None:
             raise InputError(
                 f"{wanted} of {self.model.name}", "the norm of rows bounds gradients of linear models only",
                 "use clipping per-example with a bound",
@@ -231,7 +235,7 @@ class Task:
             raise InputError(
                 f"{wanted} without a declared norm", "its bound follows from the norm of rows", DECLARE_NORM
             )
-        return self.model.loss.largest_error * self.feature_norm
+        return self.model.loss.error_of(layer.out_features) * self.feature_norm
 
 
 def task(

@@ -9,7 +9,7 @@ The Hessian of one example's loss is `H x x^T` (softmax: the Kronecker product o
 derivative by the outputs, so its largest eigenvalue is at most c ||x||^2 with c that of H:
 
 - squared error (halved): H = 1, so c = 1;
-- logistic: H = p (1 - p) <= 1/4;
+- logistic: H = p (1 - p) <= 1/4; hazards: a diagonal matrix of such, one for each period, or of zeros;
 - softmax: H = diag(p) - p p^T. For a unit vector v, `v^T H v` is the variance of a variable that is v_k with
   probability p_k, at most (max v - min v)^2 / 4 <= 2 / 4, because (a - b)^2 <= 2 (a^2 + b^2). So c = 1/2.
 
@@ -25,8 +25,11 @@ from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_down
 from sottovoce.tracing.linear_system import LinearSystem
 
-CURVATURE = {"linear": 1.0, "logistic": 0.25, "softmax": 0.5}
+CURVATURE = {"linear": 1.0, "logistic": 0.25, "softmax": 0.5, "hazards": 0.25}
 """Largest second derivative of the loss along one linear output (softmax: of the vector of outputs)."""
+
+SEVERAL_OUTPUTS = ("softmax", "hazards")
+"""A clipped gradient of these is no gradient of a convex function."""
 
 CLIPPING = ("none", "per-example", "bounded", "whole-gradient")
 
@@ -100,9 +103,9 @@ def non_expansive(
         raise Unaccountable("momentum carries differences into later steps; convex-training needs plain steps")
     if clipping == "whole-gradient":
         raise Unaccountable("clipping a whole gradient can move models apart; clip per example, or use any-training")
-    if clipping == "per-example" and model == "softmax":
+    if clipping == "per-example" and model in SEVERAL_OUTPUTS:
         raise Unaccountable(
-            'per-example clipping of softmax regression can move models apart; use clip = "bounded", which never acts'
+            f'per-example clipping of {model} regression can move models apart; use clip = "bounded", which never acts'
         )
     if feature_norm is None:
         raise Unaccountable(f"no bound on the norm of rows is declared; {DECLARE_NORM}")

@@ -182,6 +182,8 @@ def _model(found: FinalModel) -> list[str]:
     columns, classes = settings.data.columns, task.dataset.classes
     target = f"`{columns['target']}`" if isinstance(columns, dict) else f"the targets of {task.dataset.name}"
     kinds = f"one of {len(classes)} classes: {', '.join(classes)}" if classes else "a number"
+    if task.dataset.periods:
+        kinds = f"the probability of no event until {', '.join(f'{end:g}' for end in task.dataset.periods)}"
     lines = [
         f"- it predicts {target}: {kinds}",
         f"- model `{settings.model.name}`, {task.model.layout.size:,} parameters, {task.model.loss.name} loss",
@@ -196,7 +198,7 @@ def _model(found: FinalModel) -> list[str]:
 def _columns(columns: Document) -> str:
     rows = []
     for one in columns["columns"]:
-        if one["name"] != columns["target"]:
+        if one["name"] not in (columns["target"], columns.get("event")):
             limits = one.get("range")
             values = f"numbers from {limits[0]:g} to {limits[1]:g}" if limits else ", ".join(one["categories"])
             rows.append([cell.replace("|", "\\|") for cell in (one["name"], values)])

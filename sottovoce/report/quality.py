@@ -15,7 +15,13 @@ from sottovoce.learning.score_intervals import Interval, difference_interval
 from sottovoce.run.run_documents import LESS_IS_BETTER, RunDocuments, final_average_text
 from sottovoce.support.config import Document
 
-NAMES = {"auc": "AUC", "balanced_accuracy": "balanced accuracy", "rmse": "rmse", "brier": "Brier score"}
+NAMES = {
+    "auc": "AUC",
+    "balanced_accuracy": "balanced accuracy",
+    "rmse": "rmse",
+    "brier": "Brier score",
+    "concordance": "concordance",
+}
 DECISIONS = ("alerts per 100", "sensitivity", "specificity", "PPV", "NPV", "net benefit")
 """What a table of thresholds tells: so many rows are decided for, how many of them rightly, and whether that helps."""
 MOST_CLASSES = 10
@@ -38,6 +44,10 @@ def figure_text(value: float | None, interval: Interval) -> str:
         return "- (no rows to say)"
     between = "too few rows to say how surely" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"
     return f"{value:.3f} ({between})"
+
+
+def _named(found: Leading) -> str:
+    return NAMES.get(found.figure, found.figure)
 
 
 def _told(scores: Document, name: str) -> str:
@@ -64,7 +74,8 @@ def quality_rows(scores: Document | None) -> dict[str, str]:
         return {}
     counted = f"{scores['rows']:,}, with 95 % intervals in brackets"
     if "confusion" not in scores:
-        names = [name for name in ("rmse", "mae", "r2") if name in scores]
+        names = [name for name in ("concordance", "rmse", "mae", "r2") if name in scores]
+        counted += f"; {scores['events']:,} had the event" if "events" in scores else ""
         return {"held-out rows": counted, **{f"held-out {name}": _told(scores, name) for name in names}}
     right, largest = _right(scores)
     found = {**constant_rows(scores), "held-out rows": counted}
@@ -110,7 +121,9 @@ def calibration_table(scores: Document | None) -> list[list[str]]:
     """Of rows for which about the same was predicted: what was predicted, and what was found."""
     found = [] if scores is None else scores.get("calibration", [])
     rows = [[f"{one['predicted']:.3f}", figure_text(one["found"], one["interval"]), str(one["rows"])] for one in found]
-    return [["predicted", "found", "rows"], *rows] if rows else []
+    until = [[f"{one['until']:g}"] if "until" in one else [] for one in found]
+    head = ["until", "predicted", "found", "rows still there" if until and until[0] else "rows"]
+    return [head[not until[0] :], *(at + row for at, row in zip(until, rows, strict=True))] if rows else []
 
 
 def confusion_rows(scores: Document | None) -> dict[str, str]:
@@ -144,7 +157,7 @@ def baseline_rows(baselines: Document | None, scores: Document | None) -> dict[s
     if own is None or "held_out" not in baselines:
         return found
     plain, alone = leading_figure(baselines["held_out"]["without_noise"]), Leading(**_value(baselines))
-    name = NAMES[own.figure]
+    name = _named(own)
     if plain is not None:
         found["cost of noise"] = (
             f"{name} {figure_text(own.value, own.interval)} with it, {_of(plain)} without: {_cost(own, plain)}"
@@ -213,7 +226,8 @@ def good(metric: str, value: float) -> str:
     >>> good("accuracy", 0.9027), good("rmse", 0.43219)
     ('is right for 90.3 %', 'is off by 0.432')
     """
-    return f"is off by {value:.3f}" if metric in LESS_IS_BETTER else f"is right for {100 * value:.1f} %"
+    said = {"rmse": f"is off by {value:.3f}", "log_loss": f"has a log loss of {value:.3f}"}
+    return said.get(metric, f"is right for {100 * value:.1f} %")
 
 
 def _how_good(run: RunDocuments, noun: str) -> list[str]:
@@ -222,7 +236,7 @@ def _how_good(run: RunDocuments, noun: str) -> list[str]:
     own, averaged = run.final_metric("average"), final_average_text([settings.final_rounds])
     rows = f"{scores['rows']:,} records" if scores else "records"
     model, where = (f"the model of {member}", " of its own") if member else (f"the average of all {noun}s' models", "")
-    task = "root mean square error" if run.metric in LESS_IS_BETTER else "test accuracy"
+    task = {"rmse": "root mean square error", "log_loss": "on average"}.get(run.metric, "test accuracy")
     named = f"{task} {own:.3f}{f', {averaged}' if averaged else ''}"
     found = [f"On {rows}{where} that were kept back from training, {model} {good(run.metric, own)} ({named})."]
     if averaged:
@@ -230,6 +244,9 @@ def _how_good(run: RunDocuments, noun: str) -> list[str]:
     if scores is None:
         return found
     leading = leading_figure(scores)
+    if leading is not None and leading.figure == "concordance":
+        counted = f"The event happened to {scores['events']:,}. In brackets, below, a 95 % interval."
+        return [*found, counted, _against_chance(leading, 2)]
     if leading is None or "confusion" not in scores:
         return [*found, *([f"Its error is {_of(leading)}: in brackets a 95 % interval."] if leading else [])]
     right, largest = _right(scores)
@@ -270,12 +287,13 @@ def _of_use(scores: Document) -> list[str]:
 
 def _against_chance(found: Leading, classes: int) -> str:
     chance, what = (0.5, "a coin") if classes == 2 else (1 / classes, "chance")
-    begin = f"Its {NAMES[found.figure]} is {_of(found)}, where {what} has {chance:.3g}"
+    begin = f"Its {_named(found)} is {_of(found)}, where {what} has {chance:.3g}"
+    does = "tells who is first" if found.figure == "concordance" else "tells the classes apart"
     if found.interval is None or found.value is None:
-        return f"{begin}: there are too few records to say whether it tells the classes apart."
+        return f"{begin}: there are too few records to say whether it {does}."
     if found.interval[0] > chance:
-        return f"{begin}: it tells the classes apart."
-    return f"{begin}: that it tells the classes apart does not show."
+        return f"{begin}: it {does}."
+    return f"{begin}: that it {does} does not show."
 
 
 def _noise(run: RunDocuments, noun: str, unprotected: RunDocuments | None) -> list[str]:
@@ -288,7 +306,11 @@ def _noise(run: RunDocuments, noun: str, unprotected: RunDocuments | None) -> li
     own, said = leading_figure(run.result.get("held_out")), list[str]()
     value, plain = _without_noise(found, unprotected)
     if value is not None:
-        what = f": {NAMES[plain.figure]} {_of(plain)}. On these records {_cost(own, plain)}" if own and plain else ""
+        what = (
+            f": {NAMES.get(plain.figure, plain.figure)} {_of(plain)}. On these records {_cost(own, plain)}"
+            if own and plain
+            else ""
+        )
         said.append(f"Trained without noise, which protects nobody, it {good(metric, value)}{what}.")
     if found is not None:
         said.append(_alone(found, own, metric, noun))
@@ -314,5 +336,5 @@ def _alone(baselines: Document, own: Leading | None, metric: str, noun: str) -> 
     if own is None or "held_out" not in baselines:
         return f"{said}."
     single, constant = Leading(**_value(baselines)), baselines["held_out"]["alone"]["constant"]
-    said += f": {NAMES[own.figure]} {_of(single)}. On these records {_gain(own, single)}."
+    said += f": {_named(own)} {_of(single)}. On these records {_gain(own, single)}."
     return said + (f" Of the models trained alone, {constant} always answer the same." if constant else "")

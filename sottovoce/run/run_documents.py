@@ -36,7 +36,7 @@ from sottovoce.support.files import write_text
 FILE = "file:"
 """How settings name a file of the user's own."""
 
-LESS_IS_BETTER = ("rmse",)
+LESS_IS_BETTER = ("rmse", "log_loss")
 METRICS = ("accuracy", *LESS_IS_BETTER)
 
 
@@ -72,7 +72,7 @@ class RunDocuments:
 
     @property
     def metric(self) -> str:
-        """accuracy or rmse."""
+        """One of METRICS."""
         return metric_of(self.lines[-1])
 
     def final_metric(self, figure: str) -> float:
@@ -88,7 +88,7 @@ class RunDocuments:
 
 def metric_of(line: Document) -> str:
     """The name of the metric in a line of metrics."""
-    return "accuracy" if "accuracy" in line else "rmse"
+    return next(name for name in METRICS if name in line)
 
 
 def read_runs(paths: Iterable[Path]) -> list[RunDocuments]:

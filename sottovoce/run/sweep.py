@@ -312,7 +312,7 @@ class SweepRow:
 
     @property
     def metric(self) -> str:
-        """accuracy or rmse."""
+        """One of METRICS."""
         return metric_of(self.runs[0].lines[-1])
 
     @property

@@ -3,7 +3,7 @@
 // of a federation: whose model a page shows; null where all nodes were simulated
 const memberOf = (series) => data.runs[series.runs[0]].member;
 const modelName = (series) => (memberOf(series) ? `model of ${memberOf(series)}` : "average model");
-const metricName = data.metric === "rmse" ? "Error" : "Accuracy";
+const metricName = { rmse: "Error", log_loss: "Log loss" }[data.metric] ?? "Accuracy";
 
 // Shares stay between 0 and 1, whatever room an axis leaves.
 const metricAxis = (title = `test ${data.metric}`) => ({ title, limits: [0, data.less_is_better ? Infinity : 1] });
@@ -140,7 +140,7 @@ function drawCalibration() {
       { kind: "dots", dots: bins.map((one) => ({ x: one.predicted, y: one.found, size: 9, colour,
         hover: `${one.rows} records\npredicted ${one.predicted.toFixed(3)}, found ${one.found.toFixed(3)}` })) },
     ],
-    x: { title: "predicted, mean of a bin" },
+    x: { title: bins[0].until ? "predicted by the end of a period, mean" : "predicted, mean of a bin" },
     y: { title: "found" },
     caption: "On the dashed line, predictions are right on average. Bars are 95 % intervals.",
     numbers: inWords(words),
