@@ -175,7 +175,7 @@ def test_objects_admit_no_other_keys_and_need_all_but_a_few(name):
                 "spent_in_all",
                 "code",
                 *("intervals", "constant", "balanced_accuracy", "overconfidence", "r2"),  # not in runs before 0.3
-                *("calibration", "decisions", "threshold"),
+                *("calibration", "decisions", "threshold", "until", "log_loss"),
             }
 
 
