@@ -20,6 +20,7 @@ from sottovoce.federation.identity import check_certificate
 from sottovoce.federation.member import SUFFIX, Member, read_member
 from sottovoce.learning.columns import read_columns
 from sottovoce.support.config import Document, Section, check_length, parse_section, read_settings_file
+from sottovoce.support.own_code import code_from
 
 NONCE_BYTES = 32
 
@@ -60,6 +61,11 @@ def assemble_agreement(settings: Path, member_files: Sequence[Path]) -> Agreemen
         )
     columns = read_columns(draft.data.columns, settings.parent, where)
     agreed = draft.model_dump(mode="json", exclude={"rows", "data", "topology"})
+    if "start" in agreed["model"]:
+        from sottovoce.learning.starts import start_digest
+
+        with code_from(settings.parent):
+            agreed["model"]["start_sha256"] = start_digest(agreed["model"])
     agreement = parse_agreement(
         {
             **agreed,

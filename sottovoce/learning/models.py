@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TypeGuard, TypeVar, cast
 
@@ -31,6 +31,8 @@ from sottovoce.errors import InputError
 from sottovoce.learning.datasets import Dataset, call_own_code
 from sottovoce.learning.losses import LOSSES, Loss
 from sottovoce.learning.modules import call_alone, generators_kept
+from sottovoce.learning.starts import SETTINGS as SETTINGS_OF_STARTS
+from sottovoce.learning.starts import Adapted, adapt
 from sottovoce.support.own_code import Offered, code_digest, named_object
 
 Made = TypeVar("Made")
@@ -77,13 +79,17 @@ class Layout:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Model:
-    """A module used functionally, with its loss. `shape` is what one flat input becomes before it enters."""
+    """A module used functionally, with its loss. `shape` is what one flat input becomes before it enters.
+
+    Trained parameters that are `given` begin as they are in the module; others as their layers begin.
+    """
 
     name: str
     module: nn.Module
     layout: Layout
     loss: Loss
     shape: tuple[int, ...] | None = None
+    given: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {self.layout.size} parameters, {self.loss.name})"
@@ -95,8 +101,13 @@ class Model:
     def outputs_of(self, parameters: dict[str, Tensor], inputs_BF: Tensor) -> Tensor:
         """The same from parameters by name."""
         shaped = inputs_BF if self.shape is None else inputs_BF.view(-1, *self.shape)
-        found = call_alone(self.module, parameters, shaped)
+        found = call_alone(self.module, {**self._frozen(inputs_BF), **parameters}, shaped)
         return found.unsqueeze(-1) if found.dim() == 1 else found
+
+    def _frozen(self, like: Tensor) -> dict[str, Tensor]:
+        """Parameters that are not trained, in the precision and on the device of inputs."""
+        held = self.module.named_parameters()
+        return {name: value.detach().to(like) for name, value in held if name not in self.layout.names}
 
     def start(
         self,
@@ -126,7 +137,8 @@ class Model:
                     again()
 
         with_torch_seed(reset, seed)
-        return self.layout.flatten({name: value.detach() for name, value in fresh.named_parameters()})
+        values = dict(fresh.named_parameters()) | {name: self.module.get_parameter(name) for name in self.given}
+        return self.layout.flatten({name: value.detach().cpu() for name, value in values.items()})
 
 
 def with_torch_seed(make: Callable[[], Made], seed: int = 0) -> Made:
@@ -146,12 +158,18 @@ MIXING = (nn.modules.batchnorm._BatchNorm,)
 
 
 def wrap_module(
-    module: nn.Module, loss: str, *, shape: tuple[int, ...] | None = None, name: str | None = None
+    module: nn.Module,
+    loss: str,
+    *,
+    shape: tuple[int, ...] | None = None,
+    name: str | None = None,
+    given: Collection[str] = (),
 ) -> Model:
     """Wrap a torch module of yours as a model. It is copied, and its parameters that need gradients are trained.
 
-    `loss` is cross-entropy, hazards (an output for each period), logistic or squared (one output). `shape` is the shape
-    of one example if the module does not take flat rows.
+    Parameters that are `given` by name begin as they are here: public weights. `loss` is cross-entropy, hazards (an
+    output for each period), logistic or squared (one output). `shape` is the shape of one example if the module does
+    not take flat rows.
     """
     _refuse_coupled(loss)
     if loss not in LOSSES:
@@ -167,8 +185,9 @@ def wrap_module(
             f"{type(module).__name__} without trainable parameters", "there is nothing to learn", "add some"
         )
     return Model(
-        name or type(module).__name__, module, Layout(tuple(trained), tuple(trained.values())), LOSSES[loss], shape
-    )
+        name or type(module).__name__, module, Layout(tuple(trained), tuple(trained.values())), LOSSES[loss], shape,
+        frozenset(given),
+    )  # fmt: skip
 
 
 COUPLED = ("cox", "cox-ph", "partial-likelihood")
@@ -420,11 +439,12 @@ def find_model(name: str, dataset: Dataset, **settings: object) -> Model:
     """The model of that name, of the package or of the user's own, for a data set.
 
     Of the settings of a model of one's own, `loss` and `shape` go to `wrap_module`. The loss follows from the data
-    unless given.
+    unless given. Any model may begin from public weights, and be trained in part: `learning.starts`.
     """
+    starting = {key: settings.pop(key) for key in SETTINGS_OF_STARTS if key in settings}
     found = None if name in BUILDERS else named_object(name, Offered.MODEL)
     if found is None:
-        return model(name, dataset, **settings)
+        return _adapted(model(name, dataset, **settings), starting)
     if not callable(found.value):
         raise InputError(
             f"model {name!r} is a {type(found.value).__name__}",
@@ -435,7 +455,7 @@ def find_model(name: str, dataset: Dataset, **settings: object) -> Model:
     make, arguments = found.value, () if is_module else (dataset,)
     made = with_torch_seed(lambda: call_own_code(make, name, arguments, given))
     if isinstance(made, Model):
-        return made
+        return _adapted(made, starting)
     if not isinstance(made, nn.Module):
         raise InputError(
             f"model {name!r} returns a {type(made).__name__}",
@@ -445,7 +465,16 @@ def find_model(name: str, dataset: Dataset, **settings: object) -> Model:
     wrapping = settings if is_module else {}
     usual = {"value": "squared", "ratings": "squared", "times": "hazards"}.get(dataset.kind, "cross-entropy")
     loss = wrapping.get("loss", usual)
-    return wrap_module(made, str(loss), shape=_shape(name, wrapping), name=name)
+    begun = adapt(made, starting) if starting else Adapted(made, frozenset())
+    return wrap_module(begun.module, str(loss), shape=_shape(name, wrapping), name=name, given=begun.given)
+
+
+def _adapted(built: Model, starting: Mapping[str, object]) -> Model:
+    if not starting:
+        return built
+    begun = adapt(built.module, dict(starting))
+    again = wrap_module(begun.module, built.loss.name, shape=built.shape, name=built.name, given=begun.given)
+    return replace(again, loss=built.loss)
 
 
 def model_code(name: str) -> str | None:

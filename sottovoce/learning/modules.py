@@ -29,7 +29,7 @@ from torch.nn.modules import module as torch_module
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """Where torch keeps the hooks of a module; those of all modules are kept under the same names after `_global`."""
 
-KEEP_NOTHING = ("torch.nn.modules.", "sottovoce.learning.models")
+KEEP_NOTHING = ("torch.nn.modules.", "sottovoce.learning.models", "sottovoce.learning.starts")
 """Plain modules from here change nothing when they are called. Those of torch that do are refused: see `models`."""
 
 LIBRARIES = ("builtins", "torch", "numpy")

@@ -25,6 +25,7 @@ from sottovoce.learning.exported_model import (
     read_description,
     write_exported_model,
 )
+from sottovoce.learning.starts import SETTINGS, merged
 from sottovoce.report.quality import decision_table, quality_rows
 from sottovoce.report.sweep_report import markdown_table
 from sottovoce.report.wording import headline_sentence, not_covered, spent_text
@@ -89,7 +90,7 @@ def export_model(
 def _state_dict(found: FinalModel) -> dict[str, Tensor]:
     """All parameters and buffers of the module, those that were trained with their final values."""
     model = found.training_run.task.model
-    return {**model.module.state_dict(), **model.layout.views(found.parameters)}
+    return merged(model.module, {**model.module.state_dict(), **model.layout.views(found.parameters)})
 
 
 def _description(found: FinalModel) -> Document:
@@ -100,7 +101,8 @@ def _description(found: FinalModel) -> Document:
         "node": found.node,
         "data": experiment.data.name,
         "model": {
-            "name": experiment.model.name, "settings": experiment.model.settings, "loss": task.model.loss.name,
+            "name": experiment.model.name, "loss": task.model.loss.name,
+            "settings": {key: value for key, value in experiment.model.settings.items() if key not in SETTINGS},
         },
         "inputs": list(task.dataset.shape),
         "classes": list(task.dataset.classes),

@@ -14,6 +14,7 @@ from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import Dataset, dataset_code
 from sottovoce.learning.models import model_code
+from sottovoce.learning.starts import start_digest
 from sottovoce.run.layout import public_settings
 from sottovoce.run.training_run import TrainingRun
 from sottovoce.support.config import Document, Experiment, first_difference
@@ -82,11 +83,15 @@ def origin(experiment: Experiment, training_run: TrainingRun) -> Document:
 
 
 def own_code(experiment: Experiment) -> dict[str, str]:
-    """Digests of the code of the user's own that computes what nodes send, by the setting that names it.
+    """Digests of the user's own code and weights that decide what nodes send, by the setting that names them.
 
     The code that reads the data is not among it: what is public says nothing about the data.
     """
-    found = {"algorithm": algorithm_code(experiment.algorithm.name), "model": model_code(experiment.model.name)}
+    found = {
+        "algorithm": algorithm_code(experiment.algorithm.name),
+        "model": model_code(experiment.model.name),
+        "start": start_digest(experiment.model.settings),
+    }
     return {setting: digest for setting, digest in found.items() if digest is not None}
 
 

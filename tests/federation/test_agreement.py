@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import tomllib
 from pathlib import Path
@@ -15,7 +16,9 @@ from sottovoce.federation.assembly import assemble_agreement
 from sottovoce.federation.identity import create_identity
 from sottovoce.support import config
 from sottovoce.support.config import set_key
+from sottovoce.support.own_code import code_from
 from sottovoce.support.text import to_toml
+from tests.federation.clinics import Clinics
 from tests.federation.federation import COLUMNS, SETTINGS, agreement_in, member_files, prepare
 
 
@@ -215,3 +218,13 @@ def test_no_agreement_is_made_that_join_would_refuse_for_its_length(tmp_path, mo
         read_agreement(tmp_path / "agreement.toml")
     monkeypatch.setattr(config, "LONGEST_FILE", len(agreement.toml()))
     assert read_agreement(tmp_path / "agreement.toml") == agreement
+
+
+def test_an_agreement_has_the_fingerprint_of_its_start(tmp_path):
+    clinics, weights = Clinics(tmp_path), tmp_path / "start.safetensors"
+    weights.write_bytes(b"weights")
+    agreement = clinics.agree(model='name = "logistic"\nstart = "start.safetensors"')
+    assert agreement.model.settings["start_sha256"] == hashlib.sha256(b"weights").hexdigest()
+    weights.write_bytes(b"others")
+    with code_from(tmp_path), pytest.raises(InputError, match="start_sha256"):
+        clinics.join(agreement, "Hill")

@@ -6,6 +6,7 @@ Each runs over every model, engine, batch rule and kind of clipping.
 from __future__ import annotations
 
 import random
+import tempfile
 import threading
 from dataclasses import replace
 from itertools import product
@@ -13,6 +14,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from sottovoce import InputError, NoiseKey, algorithm, iterate_rounds, metropolis
@@ -24,7 +26,9 @@ from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.model_checks import what_a_gradient_changes
 from sottovoce.learning.modules import state_of
 from sottovoce.learning.partitioning import Partition
+from sottovoce.learning.starts import adapt
 from sottovoce.learning.tasks import task
+from sottovoce.support.own_code import code_from
 from sottovoce.support.threads import threads
 
 SHARDS = tuple(np.split(np.arange(20), [7, 11]))
@@ -60,6 +64,26 @@ class Attention(nn.Module):
         return self.out(((words @ words.transpose(1, 2)).softmax(-1) @ words).flatten(1))
 
 
+class Stored(nn.Sequential):
+    """Layers with a batch norm that has seen other rows."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+        draw = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for value in (*self.parameters(), *self.buffers()):
+                if value.dtype.is_floating_point:
+                    value.copy_(torch.rand(value.shape, generator=draw) + 0.1)
+
+
+def begun(**settings):
+    """A module from a file, trained in part."""
+    with tempfile.TemporaryDirectory() as folder, code_from(folder):
+        save_file(Stored().state_dict(), f"{folder}/start.safetensors")
+        found = adapt(Stored(), {"start": "start.safetensors", **settings})
+    return models.wrap_module(found.module, "cross-entropy", given=found.given)
+
+
 MODELS = {
     "linear": (lambda: models.linear(64), "value"),
     "logistic": (lambda: models.logistic(64), "two"),
@@ -70,6 +94,7 @@ MODELS = {
     "gn-resnet18": (lambda: models.gn_resnet18((1, 8, 8), 3, width=4, groups=2), "classes"),
     "matrix-factorisation": (lambda: models.matrix_factorisation(6, 9, rank=3), "ratings"),
     "own": (lambda: models.wrap_module(Attention(), "cross-entropy"), "classes"),
+    "low rank": (lambda: begun(train=["2", "lora:rank=2"]), "classes"),
 }
 LARGE = "gn-resnet18"
 SLOW = ("cnn", "own")
