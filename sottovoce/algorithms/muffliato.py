@@ -10,7 +10,15 @@ import math
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
-from sottovoce.algorithms.spec import AlgorithmSpec, AveragingSettings, Example, Meaning, Role, SensitivitySettings
+from sottovoce.algorithms.spec import (
+    AlgorithmSpec,
+    AveragingSettings,
+    Example,
+    GossipSteps,
+    Meaning,
+    Role,
+    SensitivitySettings,
+)
 from sottovoce.core.algorithm import Gossip, with_noise
 from sottovoce.core.arrays import Rows
 from sottovoce.core.noise import Independent, PerNode
@@ -121,7 +129,7 @@ def muffliato(settings: MuffliatoSettings) -> Gossip:
 class MuffliatoSgdSettings(AveragingSettings):
     """Noise on a gradient, and how often models are averaged after it."""
 
-    gossip_steps: Annotated[int, Meaning("gossip steps after each gradient")] = 1
+    gossip_steps: GossipSteps = 1
     chebyshev: Annotated[bool, CHEBYSHEV] = False
 
 

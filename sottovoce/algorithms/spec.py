@@ -31,7 +31,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -118,6 +118,10 @@ def _is(value: object, kind: type) -> bool:
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmSettings:
     """The settings of an algorithm: each field is `name: Annotated[type, Meaning(...)]`, with its default if any."""
+
+
+GossipSteps: TypeAlias = Annotated[int, Meaning("gossip steps after each gradient")]
+"""A setting of algorithms that may average several times a round."""
 
 
 @dataclass(frozen=True, kw_only=True)

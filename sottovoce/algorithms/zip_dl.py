@@ -12,6 +12,7 @@ from typing import Annotated
 from sottovoce.algorithms.spec import (
     AlgorithmSpec,
     Example,
+    GossipSteps,
     Meaning,
     NoisyStepSettings,
     Role,
@@ -37,6 +38,8 @@ class ZipDlAveragingSettings(SensitivitySettings):
 class ZipDlSettings(StepSettings, ZipDlAveragingSettings):
     """ZIP-DL with zero-sum noise, for training."""
 
+    gossip_steps: GossipSteps = 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class RssNbSettings(StepSettings, SensitivitySettings):
@@ -56,10 +59,14 @@ def _zero_sum(settings: ZipDlAveragingSettings) -> ZeroSum:
 
 
 def zip_dl(settings: ZipDlSettings) -> Gossip:
-    """ZIP-DL (Algorithm 2). `sigma` is zeta, the size of the initial noise; `message_sigma` what messages carry."""
+    """ZIP-DL (Algorithm 2). `sigma` is zeta, the size of the initial noise; `message_sigma` what messages carry.
+
+    Of several gossip steps the first one has the noise, as in section 6.2.
+    """
     return Gossip(
         name="zip-dl",
         noise=_zero_sum(settings),
+        gossip_steps=settings.gossip_steps,
         step_size=settings.step_size,
         sensitivity=settings.sensitivity,
         requires="symmetric",
@@ -110,7 +117,7 @@ ALGORITHMS = (
         "zip-dl",
         ZipDlSettings,
         zip_dl,
-        examples=(Example({"sigma": 1.5}), Example({"message_sigma": 1.5})),
+        examples=(Example({"sigma": 1.5}), Example({"message_sigma": 1.5}), Example({"sigma": 1.5, "gossip_steps": 2})),
         references=REFERENCES,
     ),
     AlgorithmSpec(

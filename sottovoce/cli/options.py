@@ -246,7 +246,7 @@ class Setting(Asked):
     seed: Annotated[int, Option(min=0, help="Seed for random topologies.")] = 0
     chebyshev: Annotated[bool, Option("--chebyshev", help="muffliato: accelerated gossip.")] = False
     randomized: Annotated[bool, Option("--randomized", help="One random edge per gossip step.")] = False
-    gossip_steps: Annotated[int | None, Option(min=1, help="muffliato-sgd: gossip steps per gradient.")] = None
+    gossip_steps: Annotated[int | None, Option(min=1, help="muffliato-sgd, zip-dl: gossip steps per gradient.")] = None
     optimizer: Annotated[str | None, Option(help="momentum:0.9, adam or adamw; default: sgd.")] = None
     schedule: Annotated[
         str | None, Option(help="Of step sizes: linear, cosine, step:0.5x30; also after warmup:10,")

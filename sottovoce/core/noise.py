@@ -119,8 +119,8 @@ class Noise:
         """What nodes add to their gradients, once a round."""
         return ()
 
-    def edge(self, mixing: Mixing) -> tuple[NoiseTerm, ...]:
-        """What the loop adds to single messages, in every gossip step."""
+    def edge(self, mixing: Mixing, step: int = 0) -> tuple[NoiseTerm, ...]:
+        """What the loop adds to single messages in gossip step `step` of a round."""
         return ()
 
     def with_sigma(self, sigma: PerNode) -> Noise:
@@ -215,7 +215,7 @@ class ZeroSum(Noise):
 
     over a's neighbourhood of d_a nodes, with a itself in it when `closed`. Either `zeta` is given, or
     `message_sigma`, the least standard deviation that any message of a node shall carry: zeta_a then follows from
-    Lemma 3.3 (Remark 3.4 is its case of equal weights).
+    Lemma 3.3 (Remark 3.4 is its case of equal weights). Only the first gossip step of a round is noisy.
     """
 
     zeta: PerNode | None = None
@@ -235,8 +235,8 @@ class ZeroSum(Noise):
     def with_sigma(self, sigma: PerNode) -> Noise:
         return replace(self, zeta=sigma) if self.zeta is not None else replace(self, message_sigma=sigma)
 
-    def edge(self, mixing: Mixing) -> tuple[NoiseTerm, ...]:
-        return _zero_sum(self, mixing)
+    def edge(self, mixing: Mixing, step: int = 0) -> tuple[NoiseTerm, ...]:
+        return () if step else _zero_sum(self, mixing)
 
     def gains(self, mixing: Mixing) -> NDArray[np.float64]:
         """Standard deviation of `Z_{a->v}` per unit of zeta_a, for each edge of `mixing` (Lemma 3.3)."""
@@ -313,8 +313,8 @@ class CombinedNoise(Noise):
     def local(self, mixing: Mixing) -> tuple[NoiseTerm, ...]:
         return tuple(term for part in self.parts for term in part.local(mixing))
 
-    def edge(self, mixing: Mixing) -> tuple[NoiseTerm, ...]:
-        return tuple(term for part in self.parts for term in part.edge(mixing))
+    def edge(self, mixing: Mixing, step: int = 0) -> tuple[NoiseTerm, ...]:
+        return tuple(term for part in self.parts for term in part.edge(mixing, step))
 
 
 SMALLEST, LARGEST = 1e-50, 1e50

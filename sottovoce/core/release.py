@@ -174,7 +174,7 @@ def _gossip_step(
     message_grid: MessageGrid | None = None,
 ) -> GossipStep:
     scale = algorithm.step_size * largest(algorithm.sensitivity)
-    noise = in_units_of_largest(algorithm.noise.edge(mixing), algorithm.sensitivity)
+    noise = in_units_of_largest(algorithm.noise.edge(mixing, step), algorithm.sensitivity)
     radius = radius_of(algorithm)
     if radius < math.inf and (noise or grid is not None or mixing.planned is not None):
         raise Unaccountable(

@@ -272,6 +272,22 @@ def resnet18(shape: tuple[int, ...], outputs: int, width: int = 64, groups: int 
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, outputs))
 
 
+class Mean(nn.Module):
+    """The same number for all rows: learned by squared error it is the mean of their targets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.zeros(1))
+
+    def reset_parameters(self) -> None:
+        """Zero, from which one step of size 1 leads to the mean."""
+        nn.init.zeros_(self.mean)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """The number, for each row."""
+        return self.mean.expand(len(rows), 1)
+
+
 class Factors(nn.Module):
     """A rating as `offset + user bias + item bias + <user factors, item factors>`, from a pair of positions."""
 
@@ -400,6 +416,7 @@ def _mlp_for(dataset: Dataset, hidden: Sequence[int] = (64,), **settings: str) -
 
 ANY_CLASSES = ("classes", "two classes")
 BUILDERS: dict[str, tuple[tuple[str, ...], Callable[..., Model]]] = {
+    "mean": (("value", "ratings", "two classes"), lambda data: wrap_module(Mean(), "squared", name="mean")),
     "linear": (("value",), lambda data, **settings: linear(data.examples.width, **settings)),
     "logistic": (("two classes",), lambda data, **settings: logistic(data.examples.width, **settings)),
     "softmax": (ANY_CLASSES, lambda data, **settings: softmax(data.examples.width, len(data.classes), **settings)),

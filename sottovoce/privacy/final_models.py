@@ -82,6 +82,11 @@ def models_follow_from_messages(system: LinearSystem) -> bool:
 
 @once_for_each
 def _models_are_in_messages(last: StepMatrices) -> bool:
+    """Also where models are made of the last messages alone, to which no noise is added and all nodes send one."""
+    maps, number = last.maps, len(last.sent) - 1
+    averaged = {of for of, _ in maps.models} == {maps.mixed(number)} and not maps.edge_noise[number]
+    if averaged and len(set(last.sent[number].sender.tolist()) - {-1}) == last.mixings[number].n:
+        return True
     return spanned(_of_inputs(last, last.models, 0), _messages(last, 0))
 
 

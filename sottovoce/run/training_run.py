@@ -28,6 +28,8 @@ from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Nodes, Transport
 from sottovoce.distributed.coordinator import ALONE, Coordinator
 from sottovoce.errors import Diverged, InputError
+from sottovoce.learning.batches import Batches
+from sottovoce.learning.models import Mean
 from sottovoce.learning.partitioning import check_names
 from sottovoce.learning.tasks import CPU, Gradients, Task
 from sottovoce.privacy.amplification import SampledNodes
@@ -204,11 +206,7 @@ def prepare_run(
     check_arguments(algorithm, topology, rounds)
     check_seed(seed)
     if algorithm.averaging:
-        raise InputError(
-            f"{algorithm.name} on a task",
-            "it averages values and does not train",
-            "use muffliato-sgd or zip-dl, for example",
-        )
+        algorithm = _on_means(algorithm, gradients)
     nodes = len(gradients.task.shards.indices)
     if nodes != topology.n:
         raise InputError(f"a task on {nodes} nodes", f"{topology.name} has {topology.n}", "partition for that many")
@@ -230,6 +228,18 @@ def prepare_run(
         reproducible=noise_key is not None and noise_key.repeatable,
     )  # fmt: skip
     return run if noise_key is None else run.keyed(key)
+
+
+def _on_means(algorithm: Algorithm, gradients: Gradients) -> Algorithm:
+    """Averaging for which values are the mean targets of nodes: one step down from zero, of all rows, leads there."""
+    whole = type(gradients.batches) is Batches and gradients.local_steps == 1
+    if type(gradients.task.model.module) is not Mean or not whole:
+        raise InputError(
+            f"{algorithm.name} on the model {gradients.task.model.name}",
+            "it averages values once, the mean target of all rows of each node, and does not train",
+            "use the model mean with full batches, or muffliato-sgd or zip-dl, for example",
+        )
+    return replace(algorithm, step_size=1.0)  # type: ignore[type-var]
 
 
 # --- what is measured -------------------------------------------------------------------------------------------------

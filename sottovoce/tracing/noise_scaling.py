@@ -90,7 +90,7 @@ def _factors(step: StepMatrices, old: Noise, new: Noise) -> Factors | None:
 def _matrices(noise: Noise, mixings: tuple[Mixing, ...]) -> dict[tuple[int, str], FactoredMatrix]:
     """The matrices of a round's noise, by gossip step and kind of sources, of which no step has two."""
     terms = [(0, term) for term in noise.local(mixings[0])]
-    terms += [(number, term) for number, mixing in enumerate(mixings) for term in noise.edge(mixing)]
+    terms += [(number, term) for number, mixing in enumerate(mixings) for term in noise.edge(mixing, number)]
     return {(number, term.sources.kind): term.matrix for number, term in terms}
 
 
@@ -117,7 +117,10 @@ def _scaled(step: StepMatrices, factors: Factors, noise: Noise) -> StepMatrices:
         return found
 
     deviation = noise_deviation(noise, step.sensitivity, step.mixings[0])
-    edge_noise = tuple(in_units_of_largest(noise.edge(mixing), step.sensitivity) for mixing in step.maps.mixings)
+    edge_noise = tuple(
+        in_units_of_largest(noise.edge(mixing, number), step.sensitivity)
+        for number, mixing in enumerate(step.maps.mixings)
+    )
     maps = replace(
         step.maps, deviation=None if deviation is None else deviation * (1 - ROUNDING), edge_noise=edge_noise
     )

@@ -262,6 +262,34 @@ def test_zip_dl_closed_forms():
     np.testing.assert_allclose(independent, [2.8, 5.6, 8.4, 11.2], atol=0.06)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_zip_dl_of_several_gossip_steps_by_hand(steps):
+    """Noise on the first messages only, zero in sum at the sender; what node 0 hears of a ring, its own draws known."""
+    n = 7
+    values, draws = np.eye(n), np.eye(3 * n).reshape(n, 3, 3 * n)  # to the left, to itself, to the right
+    noise = draws - draws.mean(axis=1, keepdims=True)
+    heard = [(values[a], noise[a, to]) for a, to in ((1, 0), (n - 1, 2))]
+    mix = sum(np.roll(np.eye(n), shift, axis=1) for shift in (-1, 0, 1)) / 3
+    models = mix @ values, sum(noise[(np.arange(n) + d) % n, 1 - d] for d in (-1, 0, 1)) / 3
+    for _ in range(steps - 1):
+        heard += [(models[0][a], models[1][a]) for a in (1, n - 1)]
+        models = mix @ models[0], mix @ models[1]
+    signal, spread = (np.array(part) for part in zip(*heard, strict=True))
+    covariance = spread[:, 3:] @ spread[:, 3:].T
+    expected = np.einsum("rv,rs,sv->v", signal[:, 1:], np.linalg.pinv(covariance, rcond=1e-9), signal[:, 1:])
+    assert np.linalg.matrix_rank(covariance, tol=1e-9) == len(covariance)
+    found = mu2(seen("zip-dl", metropolis("ring:7"), views.node(0), 1, gossip_steps=steps))
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-12)
+
+
+def test_zip_dl_of_several_gossip_steps_hides_nothing_in_the_end():
+    """The same noise is heard again and again: messages without noise of their own tell it apart from the values."""
+    net = metropolis("ring:7")
+    for view, steps in ((views.everyone(), 2), (views.node(0), 10)):
+        assert np.isinf(routes.exact_loss(seen("zip-dl", net, view, 1, gossip_steps=steps), EVERY).squares).all()
+    assert (mu2(seen("muffliato-sgd", net, views.node(0), 1, gossip_steps=10)) < 1.001).all()
+
+
 def test_zip_dl_collusion():
     """Uniform weights, closed neighbourhood of d + 1: one receiver learns (d + 1) / d, all d receivers (d + 1) d."""
     d, net = 4, metropolis("star:5")

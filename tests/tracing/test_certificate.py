@@ -228,9 +228,9 @@ class Fading(Independent):
 class LeftOut(ZeroSum):
     """Noise on edges that is left out after some steps."""
 
-    def edge(self, mixing):
+    def edge(self, mixing, step=0):
         STATE["calls"] += STATE["running"]
-        return () if STATE["calls"] > 1 + HONEST else ZeroSum(zeta=self.zeta).edge(mixing)
+        return () if STATE["calls"] > 1 + HONEST else ZeroSum(zeta=self.zeta).edge(mixing, step)
 
 
 STATE = {"calls": 0, "running": 0}

@@ -237,7 +237,7 @@ def _exact_step(
 
 def _term(noise: Noise, mixing: Mixing, at: int, sources: Sources) -> NoiseTerm:
     """The noise that some sources are of; no step has two of one kind."""
-    terms = (*(noise.local(mixing) if at == 0 else ()), *noise.edge(mixing))
+    terms = (*(noise.local(mixing) if at == 0 else ()), *noise.edge(mixing, at))
     return next(term for term in terms if term.sources.kind == sources.kind)
 
 
