@@ -138,6 +138,7 @@ _MODULE_OF = {
         "random_edges",
         "rotating",
         "uniform",
+        "walking",
         "weigh",
     ),
     "errors": (
@@ -278,6 +279,7 @@ __all__ = [
     "train",
     "uniform",
     "views",
+    "walking",
     "weigh",
 ]
 

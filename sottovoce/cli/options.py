@@ -46,7 +46,7 @@ def view_words() -> list[str]:
 
 
 SPEC = "e.g. ring:30, erdos-renyi:100,p=0.2,seed=1, file:edges.txt.gz"
-KINDS_OF_WEIGHTS = "metropolis, max-degree, uniform, push or rotating"
+KINDS_OF_WEIGHTS = "metropolis, max-degree, uniform, push, rotating or walking"
 
 
 def _lift_limits(context: Context, yes: bool) -> bool:

@@ -76,6 +76,10 @@ class Graph:
         names = None if self.labels is None else tuple(map(str, self.labels))
         return None if names == tuple(map(str, range(self.n))) else names
 
+    def number(self, node: str) -> int:
+        """The number of a node that is called by its name or number; a ValueError if there is none."""
+        return int(node) if node.isdecimal() or self.names is None else self.names.index(node)
+
     def __post_init__(self) -> None:
         rows, columns = self.adjacency.shape
         if rows != columns:

@@ -101,7 +101,7 @@ def parse_rotation(source: Graph, kind: str) -> Rotation:
 
     def read_order(text: str) -> tuple[tuple[int, ...], int | None]:
         coin = int(text.removeprefix("coin:")) if text.startswith("coin:") else None
-        order = everybody if coin is not None else tuple(_number(source, node) for node in text.split("--"))
+        order = everybody if coin is not None else tuple(source.number(node) for node in text.split("--"))
         if (coin or 0) < 0 or not set(order) <= set(everybody):
             raise ValueError
         return order, coin
@@ -126,10 +126,6 @@ def parse_rotation(source: Graph, kind: str) -> Rotation:
     order, coin = given.get("order", (everybody, None))
     _check_reach(source, order)
     return Rotation(order, given.get("shares", (1.0,) * n), coin, given.get("least"))
-
-
-def _number(source: Graph, node: str) -> int:
-    return int(node) if node.isdecimal() or source.names is None else source.names.index(node)
 
 
 def _check_reach(source: Graph, order: tuple[int, ...]) -> None:

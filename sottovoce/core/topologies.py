@@ -24,6 +24,7 @@ from sottovoce.core.graphs import Graph, graph, parse_options
 from sottovoce.core.mixing import TOLERANCE, Mixing, Requirement
 from sottovoce.core.random_streams import check_seed
 from sottovoce.core.rotation import ROTATING, Rotation, parse_rotation
+from sottovoce.core.walks import WALKING, parse_walk
 from sottovoce.errors import InputError
 from sottovoce.support.progress import report_stage
 
@@ -183,17 +184,27 @@ def rotating(source: str | Graph, settings: str = ROTATING) -> Changing:
     return Changing(rotation.at, n=known.n, name=name, source=known)
 
 
+def walking(source: str | Graph, settings: str = WALKING) -> Changing:
+    """One model is handed on from node to node, each of which takes a step; see `core.walks` for the settings."""
+    known = graph(source)
+    return Changing(parse_walk(known, settings).at, n=known.n, name=f"{known.name} {settings}", source=known)
+
+
+CHANGING: dict[str, Callable[[str | Graph, str], Changing]] = {ROTATING: rotating, WALKING: walking}
+"""Kinds that have settings of their own."""
+
 WEIGHTS: dict[str, Callable[[str | Graph], Topology]] = {
     "metropolis": metropolis,
     "max-degree": max_degree,
     "uniform": uniform,
     "push": push,
     ROTATING: rotating,
+    WALKING: walking,
 }
 
 
 def weigh(source: str | Graph, kind: str) -> Topology:
-    """The topology with weights of the named kind: metropolis, max-degree, uniform, push or rotating.
+    """The topology with weights of the named kind: metropolis, max-degree, uniform, push, rotating or walking.
 
     With `,lazy=S` a node keeps a fraction S of what it has and mixes the rest: `S I + (1 - S) W`. Coarse compression
     needs that: the copies that receivers hold lag behind, and full steps along them diverge.
@@ -204,8 +215,8 @@ def weigh(source: str | Graph, kind: str) -> Topology:
     if not isinstance(kind, str):
         raise InputError(f"weights of type {type(kind).__name__}", "they are given by name", 'write "metropolis"')
     plain, *options = kind.split(",")
-    if plain == ROTATING:
-        return rotating(source, kind)
+    if plain in CHANGING:
+        return CHANGING[plain](source, kind)
     if plain not in WEIGHTS:
         raise InputError(f"weights {plain!r}", f"known: {', '.join(WEIGHTS)}", "choose one of them")
     share = parse_options(f"weights {kind!r}", options, {"lazy": (_share, "from 0 to less than 1")}).get("lazy", 0.0)

@@ -255,12 +255,14 @@ def _states_sent(step: StepMatrices, n: int) -> sparse.csr_array:
     silent = np.setdiff1d(np.arange(n), sender)
     if not silent.size:
         return sent
-    # who speaks to nobody keeps its state; read it from where its own weight leads
-    weights = step.mixings[0].weights.diagonal()[silent]
-    if len(step.mixings) > 1 or not np.allclose(weights, 1.0):
-        raise Unaccountable("the absorption bound needs every node to be heard or to be isolated")
-    own = sparse.csr_array((np.ones(len(silent)), (silent, silent)), shape=(n, n))
-    return sparse.csr_array(sent + own @ step.state_out)
+    # who speaks to nobody keeps its state, which is read from where its own weight leads, or its step leads nowhere
+    weights = step.mixings[0].weights
+    lost = np.diff(weights.tocsc().indptr)[silent] == 0
+    if len(step.mixings) > 1 or not np.allclose(weights.diagonal()[silent[~lost]], 1.0):
+        raise Unaccountable("the absorption bound needs every node to be heard, to be isolated or to be overwritten")
+    kept, gone = (np.isin(np.arange(n), some).astype(float) for some in (silent[~lost], silent[lost]))
+    as_before = sparse.eye_array(n, step.state_out.shape[1])
+    return sparse.csr_array(sent + sparse.diags_array(kept) @ step.state_out + sparse.diags_array(gone) @ as_before)
 
 
 def _own_noise(step: StepMatrices, sent_noise: sparse.csr_array, n: int) -> Array:
