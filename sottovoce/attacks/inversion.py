@@ -239,7 +239,7 @@ def attack_runs(finished_runs: Sequence[FinishedRun], options: AttackOptions) ->
             f"attacker {attacker}: no neighbour's model of the first round", "there is nothing to invert",
             "record it, or choose another",
         )  # fmt: skip
-    return Inversion(attacker, tuple(batches), job.dataset.shape)
+    return Inversion(attacker, tuple(batches), job.dataset.shape if job.model.features is None else unrelated.shape[1:])
 
 
 def _invert_batch(

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.attacks.candidate_losses import losses_of
@@ -133,30 +134,31 @@ def _senders_to(finished_run: FinishedRun, attacker: int) -> list[int]:
     return sorted(found)
 
 
-def _canaries(finished_run: FinishedRun, victim: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Test inputs with a target that is wrong: another class, or the value farthest away."""
+def _canaries(finished_run: FinishedRun, victim: int, seed: int) -> tuple[NDArray[np.int64], Tensor]:
+    """Numbers of test rows, each with a target that is wrong: another class, or the value farthest away."""
     job = finished_run.training_run.task
     held = len(job.shards.indices[victim])
     count = min(MOST, held // 2, len(job.test_inputs))
     rng = np.random.default_rng([seed, victim])
-    rows = torch.from_numpy(rng.choice(len(job.test_inputs), count, replace=False))
+    rows = rng.choice(len(job.test_inputs), count, replace=False)
     targets, classes = job.test_targets[rows], len(job.dataset.classes)
     if classes:
-        return job.test_inputs[rows], ((targets + 1) % classes).to(targets.dtype)
+        return rows, ((targets + 1) % classes).to(targets.dtype)
     low, high = job.targets.min(), job.targets.max()
-    return job.test_inputs[rows], torch.where(targets - low > high - targets, low, high)
+    return rows, torch.where(targets - low > high - targets, low, high)
 
 
 def _rerun(settings: RerunSettings, number: int) -> Arrays:
     """One rerun: its coins, and the losses of all canaries on the models received from the victim later on."""
     finished_run = open_run_once(settings.folder, settings.data, settings.own)
-    training_run, canaries = finished_run.training_run, _canaries(finished_run, settings.victim, settings.seed)
-    count = len(canaries[0])
+    training_run, (chosen, targets) = finished_run.training_run, _canaries(finished_run, settings.victim, settings.seed)
+    job, count = training_run.task, len(chosen)
+    canaries = torch.from_numpy(job.dataset.test_inputs[chosen]), targets
     coins = np.random.default_rng([settings.seed, settings.victim, number]).integers(0, 2, count).astype(bool) & (
         number > 0
     )
-    rows = training_run.task.shards.indices[settings.victim].copy()
-    first = len(training_run.task.inputs) + len(training_run.task.test_inputs)
+    rows = job.shards.indices[settings.victim].copy()
+    first = len(job.inputs) + len(job.test_inputs)
     rows[:count][coins] = first + np.flatnonzero(coins)
     seed = int(np.random.SeedSequence([training_run.seed, settings.seed, number, 1]).generate_state(1)[0])
     every = max(1, training_run.rounds // (2 * MODELS)) if training_run.topology.static else 1
@@ -164,10 +166,10 @@ def _rerun(settings: RerunSettings, number: int) -> Arrays:
     messages = record_rerun(
         with_other_rows(finished_run, seed, {settings.victim: rows}, canaries), record, [settings.attacker]
     )
-    models = torch.from_numpy(messages.of(settings.attacker, settings.victim)).to(training_run.task.inputs.dtype)
+    models = torch.from_numpy(messages.of(settings.attacker, settings.victim)).to(job.inputs.dtype)
     later = models[len(models) // 2 :]
     with threads():
-        losses = losses_of(training_run.task, later, *canaries, [np.arange(count)] * len(later))
+        losses = losses_of(job, later, job.test_inputs[chosen], targets, [np.arange(count)] * len(later))
     return {"coins": coins, "losses": np.mean(losses, axis=0)}
 
 

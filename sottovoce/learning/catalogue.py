@@ -59,6 +59,7 @@ class Rows:
     entities: tuple[int, ...] = ()
     group_names: tuple[str, ...] = ()
     public_statistics: tuple[PublicStatistic, ...] = ()
+    plain_pixels: tuple[Examples, Examples] | None = None
 
 
 @dataclass(frozen=True)
@@ -98,12 +99,25 @@ def _standardised(train: NDArray[np.float64], test: NDArray[np.float64]) -> tupl
     return ((train - mean) / scale).astype(np.float32), ((test - mean) / scale).astype(np.float32)
 
 
-def _scaled_pixels(train: NDArray[np.uint8], test: NDArray[np.uint8], channels: int) -> tuple[Examples, Floats]:
+def _images(
+    train: NDArray[np.uint8],
+    targets: Targets,
+    test: NDArray[np.uint8],
+    test_targets: Targets,
+    shape: tuple[int, ...],
+    classes: tuple[str, ...],
+    notes: tuple[str, ...] = (),
+    brightest: int = 255,
+) -> Rows:
     """Rows of pixels, flat, each channel with mean 0 and deviation 1 over the training rows."""
     train, test = (pixels.reshape(len(pixels), -1) for pixels in (train, test))
-    tables = [_pixel_table(train.reshape(len(train), channels, -1)[:, channel]) for channel in range(channels)]
+    tables = [_pixel_table(train.reshape(len(train), shape[0], -1)[:, channel]) for channel in range(shape[0])]
     scaled = partial(_standardised_pixels, tables=tables)
-    return Examples(train, scaled), Examples(test, scaled)[:]
+    plain = [Examples(pixels, partial(_from_zero_to_one, brightest=brightest)) for pixels in (train, test)]
+    return Rows(
+        Examples(train, scaled), targets, Examples(test, scaled)[:], test_targets, shape, (PIXELS, *notes),
+        classes=classes, public_statistics=(PublicStatistic.PIXEL_SCALES,), plain_pixels=(plain[0], plain[1]),
+    )  # fmt: skip
 
 
 def _pixel_table(pixels: NDArray[np.uint8]) -> Floats:
@@ -119,6 +133,10 @@ def _pixel_table(pixels: NDArray[np.uint8]) -> Floats:
 def _standardised_pixels(pixels: NDArray[np.uint8], tables: list[Floats]) -> Floats:
     channels = np.split(pixels, len(tables), axis=1)
     return np.concatenate([table[levels] for table, levels in zip(tables, channels, strict=True)], axis=1)
+
+
+def _from_zero_to_one(pixels: NDArray[np.uint8], brightest: int) -> Floats:
+    return np.divide(pixels, np.float32(brightest), dtype=np.float32)
 
 
 def split_note(by: str, seed: int) -> str:
@@ -148,12 +166,10 @@ def shipped_rows(name: str, file: str, *, heading: int = 0) -> tuple[NDArray[np.
 def _digits(folder: Path, seed: int) -> Rows:
     pixels, targets = shipped_rows("digits", "digits.csv.gz")
     test = held_out(targets, seed)
-    examples, test_inputs = _scaled_pixels(pixels[~test].astype(np.uint8), pixels[test].astype(np.uint8), 1)
-    notes = (PIXELS, split_note(" of each class", seed))
-    return Rows(
-        examples, targets[~test], test_inputs, targets[test], (1, 8, 8), notes, classes=DIGITS,
-        public_statistics=(PublicStatistic.PIXEL_SCALES, PublicStatistic.HELD_OUT_LABELS),
-    )  # fmt: skip
+    train, held = (pixels[chosen].astype(np.uint8) for chosen in (~test, test))
+    notes = (split_note(" of each class", seed),)
+    found = _images(train, targets[~test], held, targets[test], (1, 8, 8), DIGITS, notes, brightest=16)
+    return replace(found, public_statistics=(*found.public_statistics, PublicStatistic.HELD_OUT_LABELS))
 
 
 def _breast_cancer(folder: Path, seed: int) -> Rows:
@@ -210,11 +226,7 @@ def _housing_longitude(folder: Path, seed: int) -> Rows:
 def _idx_images(files: tuple[File, ...], classes: tuple[str, ...], folder: Path, seed: int) -> Rows:
     train_labels, test_labels = (_labels(files[part], folder, rows) for part, rows in ((1, 60_000), (3, 10_000)))
     train, test = files[0].idx(folder, (60_000, 28, 28)), files[2].idx(folder, (10_000, 28, 28))
-    examples, test_inputs = _scaled_pixels(train, test, 1)
-    return Rows(
-        examples, train_labels, test_inputs, test_labels, (1, 28, 28), (PIXELS,), classes=classes,
-        public_statistics=(PublicStatistic.PIXEL_SCALES,),
-    )  # fmt: skip
+    return _images(train, train_labels, test, test_labels, (1, 28, 28), classes)
 
 
 def _labels(file: File, folder: Path, rows: int) -> NDArray[np.int64]:
@@ -255,13 +267,9 @@ def _cifar10(folder: Path, seed: int) -> Rows:
                 CIFAR_FILE.path(folder),
                 f"{len(images)} images and {len(labels)} labels from {labels.min()} to {labels.max()} in {part}",
             )
-    examples, test_inputs = _scaled_pixels(found["x_train"], found["x_test"], 3)
-    notes = (PIXELS, f"{len(examples):,} of the 50,000 training and {len(test_inputs):,} of the 10,000 test images")
-    targets, test_targets = (found[f"y_{part}"].astype(np.int64) for part in ("train", "test"))
-    return Rows(
-        examples, targets, test_inputs, test_targets, (3, 32, 32), notes, classes=CIFAR,
-        public_statistics=(PublicStatistic.PIXEL_SCALES,),
-    )  # fmt: skip
+    train, test, labels, test_labels = (found[f"{what}_{part}"] for what in "xy" for part in ("train", "test"))
+    notes = (f"{len(train):,} of the 50,000 training and {len(test):,} of the 10,000 test images",)
+    return _images(train, labels.astype(np.int64), test, test_labels.astype(np.int64), (3, 32, 32), CIFAR, notes)
 
 
 def _movielens(folder: Path, seed: int) -> Rows:

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from sottovoce.core.arrays import given_array
 from sottovoce.core.random_streams import check_seed
 from sottovoce.errors import InputError, SottovoceError, shortened
-from sottovoce.learning.catalogue import CATALOGUE, Entry, PublicStatistic, Rows, Targets, held_out, split_note
+from sottovoce.learning.catalogue import CATALOGUE, PIXELS, Entry, PublicStatistic, Rows, Targets, held_out, split_note
 from sottovoce.learning.lazy_rows import LARGEST_NORM, SMALLEST_NORM, Examples, Floats, clip_to_norm
 from sottovoce.support.npz import read_npz
 from sottovoce.support.own_code import Offered, code_digest, named_object
@@ -48,9 +48,6 @@ ELSEWHERE = {
 NAMES_A_TABLE = "table:"
 """How settings name a table of the user's own, or a folder of them."""
 
-UNIT_NORM = 1 + 2.0**-16
-"""The norm that is declared for rows scaled to norm one: they are rounded to float32."""
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
@@ -63,7 +60,8 @@ class Dataset:
     For ratings an input is a pair (user, movie) of positions, exact in float32, and `entities` counts both.
     `groups` says who each row comes from (a writer, a user), or is None. Where they have names, `groups` are positions
     in `group_names`. `public_statistics` says which facts about the rows were used to prepare them. One unit of the
-    targets is `target_unit` of their own units, and zero is `target_zero` there.
+    targets is `target_unit` of their own units, and zero is `target_zero` there. `plain_pixels` are the rows of images
+    for training and testing before that; `folder` is where the data sets are that it was read with.
     """
 
     name: str
@@ -85,6 +83,8 @@ class Dataset:
     target_unit: float = 1.0
     target_zero: float = 0.0
     periods: tuple[float, ...] = ()
+    plain_pixels: tuple[Examples, Examples] | None = None
+    folder: Path | None = None
 
     def __repr__(self) -> str:
         rows = f"{len(self.examples)} + {len(self.test_inputs)} rows of {self.examples.width}"
@@ -106,8 +106,9 @@ class Dataset:
         note = "each example is scaled to norm one"
         return replace(
             self,
-            examples=self.examples.then(_scaled_to_norm_one).clipped(UNIT_NORM),
-            test_inputs=clip_to_norm(_scaled_to_norm_one(self.test_inputs), UNIT_NORM),
+            examples=self.examples.unit_norm(),
+            test_inputs=Examples(self.test_inputs).unit_norm()[:],
+            plain_pixels=None,
             notes=(*self.notes, note),
         )
 
@@ -126,20 +127,27 @@ class Dataset:
             self,
             examples=self.examples.clipped(bound),
             test_inputs=clip_to_norm(self.test_inputs, bound),
+            plain_pixels=None,
             notes=(*self.notes, note),
         )
+
+    def with_plain_pixels(self) -> Dataset:
+        """The same with pixels from 0 to 1, if it is of images; no statistics of the rows scale them."""
+        if self.plain_pixels is None:
+            return self
+        train, test = self.plain_pixels
+        return replace(
+            self, examples=train, test_inputs=test[:], plain_pixels=None,
+            notes=tuple(note for note in self.notes if note != PIXELS),
+            public_statistics=tuple(one for one in self.public_statistics if one != PublicStatistic.PIXEL_SCALES),
+        )  # fmt: skip
 
     def only(self, rows: NDArray[np.int64]) -> Dataset:
         """The same with only these training rows, in that order; nothing is kept of the others."""
         groups = None if self.groups is None else self.groups[rows]
-        return replace(self, examples=self.examples.only(rows), targets=self.targets[rows], groups=groups)
-
-
-def _scaled_to_norm_one(rows: Floats) -> Floats:
-    """Each row over its norm; rows of zeros stay. In float64, so that no square leaves the range."""
-    precise = rows.astype(np.float64)
-    lengths = np.linalg.norm(precise, axis=1, keepdims=True)
-    return (precise / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)
+        return replace(
+            self, examples=self.examples.only(rows), targets=self.targets[rows], groups=groups, plain_pixels=None
+        )
 
 
 @dataclass(frozen=True)
@@ -190,7 +198,8 @@ def load(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Datas
             f"give --data DIR or set {FOLDER}; get it from {entry.source}",
         )
     rows = entry.read(place or Path(), check_seed(seed))
-    return Dataset(name=name, kind=entry.kind, licence=entry.licence, source=entry.source, **vars(rows))
+    found = Dataset(name=name, kind=entry.kind, licence=entry.licence, source=entry.source, **vars(rows))
+    return replace(found, folder=folder_of(folder))
 
 
 def from_arrays(

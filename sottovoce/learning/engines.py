@@ -3,6 +3,7 @@
 An engine is chosen by the kinds of layers (`engine_for`):
 
 - `stacked`: chains of linear layers, all nodes at once, by hand, and matrix factorisation;
+- `ghost`: other nets of torch's layers, node after node, all examples in one pass (`ghost_norms`);
 - `functional`: anything else, node after node, examples by `torch.func`.
 
 For a linear layer an example's gradient is the outer product of the error at its outputs and of its inputs, so its
@@ -17,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -25,14 +27,15 @@ from torch.func import grad, vmap
 
 from sottovoce.errors import InputError
 from sottovoce.learning.clipping import Clipped, Clipping, count, norms, sum_clipped, without
+from sottovoce.learning.ghost_norms import Tapped, has_known_layers
 from sottovoce.learning.models import Factors, Model
-from sottovoce.learning.modules import is_plain
+from sottovoce.learning.modules import is_known, is_plain
 from sottovoce.support.threads import chunks
 
 VALUES = 1 << 24
 """About so many numbers of single examples' gradients, or of layers' outputs, are alive at once."""
 
-ENGINES = ("stacked", "functional")
+ENGINES = ("stacked", "ghost", "functional")
 
 
 class Stack(NamedTuple):
@@ -50,18 +53,21 @@ def engine_for(model: Model, name: str | None = None) -> Engine:
     """The fastest engine for a model's layers, or the named one."""
     if name not in (None, *ENGINES):
         raise InputError(f"engine {name!r}", f"known: {', '.join(ENGINES)}", "leave it out for the fastest")
-    plain = is_plain(model.module) and name != "functional"
-    if plain and type(model.module) is Factors:
-        return Ratings(model)
-    if plain and (layers := _layers(model)) is not None:
-        return Chain(model, layers)
-    if name == "stacked":
+    fits = is_plain(model.module)
+    found: dict[str, Engine] = {}
+    if fits and type(model.module) is Factors:
+        found["stacked"] = Ratings(model)
+    elif fits and (layers := _layers(model)) is not None:
+        found["stacked"] = Chain(model, layers)
+    if is_known(model.module) and has_known_layers(model.module, model.layout.names):
+        found["ghost"] = Ghost(model)
+    found["functional"] = Functional(model)
+    if name is not None and name not in found:
         raise InputError(
-            f"engine stacked for {model.name}",
-            "this engine is for linear layers with relu, tanh or sigmoid, and for matrix factorisation",
+            f"engine {name} for {model.name}", f"engines for its layers: {', '.join(found)}",
             "leave it out for the fastest",
-        )
-    return Functional(model)
+        )  # fmt: skip
+    return next(iter(found.values())) if name is None else found[name]
 
 
 # --- any model -----------------------------------------------------------------------------------------------------
@@ -127,6 +133,47 @@ class Functional:
     def examples_at_once(self, nodes: int, features: int) -> int:
         """How many examples per node `outputs` takes, where layers are up to 64 times wider than the inputs."""
         return max(1, VALUES // (64 * features))
+
+
+# --- nets of known layers ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ghost(Functional):
+    """Errors at the outputs of all layers by one pass; norms and weighted sums follow from them, layer by layer."""
+
+    name: str = "ghost"
+
+    @cached_property
+    def _layers(self) -> Tapped:
+        return Tapped(self.model.module, self.model.layout.names)
+
+    def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:
+        """Node after node, without padding; some examples at a time."""
+        rows, nonfinite = torch.zeros_like(points), 0
+        for node, row in enumerate(rows):
+            there = (stack.weights[node] != 0).nonzero().flatten()
+            for some in chunks(len(there), self.examples_at_once(1, stack.inputs.shape[2])):
+                own = Stack(*(part[node][there[some]].unsqueeze(0) for part in stack))
+                added = self._together(points[node], own, clip) or super().clipped(points[node : node + 1], own, clip)
+                row += added.rows[0]
+                nonfinite += added.nonfinite
+        return Clipped(rows, nonfinite)
+
+    def _together(self, point: Tensor, stack: Stack, clip: Clipping) -> Clipped | None:
+        """All examples of a node in one pass; None where a layer is not used once, with its examples in order."""
+        inputs, targets, weights = (part[0] for part in stack)
+        layout, loss = self.model.layout, self.model.loss
+        shaped = inputs if self.model.shape is None else inputs.view(-1, *self.model.shape)
+        parts = self._layers.gradients(layout.views(point), shaped, lambda outputs: loss.each(outputs, targets).sum())
+        if parts is None:
+            return None
+        lengths = [parts[name].lengths() for name in layout.names]
+        squares = torch.stack([one.norms for one in lengths]).square().sum(0)
+        reach = torch.stack([torch.as_tensor(one.reach).expand_as(squares) for one in lengths]).amax(0)
+        factor, unfit = clip.factors(squares.sqrt(), reach, weights)
+        rows = torch.cat([parts[name].summed(factor, unfit) for name in layout.names])
+        return Clipped(rows.unsqueeze(0), count(unfit, weights))
 
 
 # --- matrix factorisation ------------------------------------------------------------------------------------------

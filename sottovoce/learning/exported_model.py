@@ -29,6 +29,7 @@ from torch import Tensor
 from sottovoce.errors import InputError
 from sottovoce.learning.columns import Columns, parse_columns
 from sottovoce.learning.decisions import decided
+from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.models import BUILDERS, Model, model
 from sottovoce.learning.prediction_scores import probabilities
 from sottovoce.learning.survival import without_event
@@ -129,7 +130,8 @@ class ExportedModel:
         cells, row_names = self._read(table, where)
         for name in self.columns.outcome:
             cells = _without(cells, name)
-        inputs = torch.from_numpy(encode_inputs(cells, self.columns, where)).to(self.parameters.dtype)
+        rows = self.model.inputs(Examples(encode_inputs(cells, self.columns, where)))[:]
+        inputs = torch.from_numpy(rows).to(self.parameters.dtype)
         with torch.no_grad():
             outputs = self.model.outputs(self.parameters, inputs).double().numpy()
         target = self.columns.target_column

@@ -50,7 +50,8 @@ KERNELS = DispatchKey.FuncTorchVmapMode
 
 def check_model(dataset: Dataset, model: Model, dtype: torch.dtype) -> None:
     """Refuse a model that does not take the rows of a data set, or whose examples influence each other."""
-    probes_BF = torch.from_numpy(dataset.examples[:PROBES]).to(dtype)
+    rows = model.inputs(dataset.examples)
+    probes_BF = torch.from_numpy(rows[:PROBES]).to(dtype)
     try:
         shape = tuple(_outputs_together(model, probes_BF).shape)
         _outputs_alone(model, probes_BF)
@@ -69,7 +70,7 @@ def check_model(dataset: Dataset, model: Model, dtype: torch.dtype) -> None:
             f"{model.loss.name} needs {wanted} each",
             "change the last layer or the loss",
         )
-    left = what_a_gradient_changes(model, dtype, dataset.examples.width)
+    left = what_a_gradient_changes(model, dtype, rows.width)
     if left is not None:
         raise InputError(
             f"{model.name}: a gradient changes {left}",
@@ -88,8 +89,9 @@ def check_gradients(dataset: Dataset, model: Model, dtype: torch.dtype) -> None:
     """Refuse a model in which the gradient of an example depends on others, taken as clipping per example takes it."""
     if is_known(model.module):
         return
-    chosen = np.random.default_rng().integers(len(dataset.examples), size=DRAWN)
-    rows_BF = torch.from_numpy(np.concatenate([dataset.examples[row : row + 1] for row in chosen.tolist()])).to(dtype)
+    rows = model.inputs(dataset.examples)
+    chosen = np.random.default_rng().integers(len(rows), size=DRAWN)
+    rows_BF = torch.from_numpy(np.concatenate([rows[row : row + 1] for row in chosen.tolist()])).to(dtype)
     try:
         with _seeing_batches() as seeing:
             mixed = _differ(*_in_float64(model, rows_BF, _gradients_together, _gradients_alone))

@@ -29,6 +29,8 @@ from torch.nn import functional
 
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import Dataset, call_own_code
+from sottovoce.learning.features import Features, parse_features
+from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.losses import LOSSES, Loss
 from sottovoce.learning.modules import call_alone, generators_kept
 from sottovoce.learning.starts import SETTINGS as SETTINGS_OF_STARTS
@@ -81,7 +83,8 @@ class Layout:
 class Model:
     """A module used functionally, with its loss. `shape` is what one flat input becomes before it enters.
 
-    Trained parameters that are `given` begin as they are in the module; others as their layers begin.
+    Trained parameters that are `given` begin as they are in the module; others as their layers begin. With `features` its
+    inputs are not rows, but features of rows.
     """
 
     name: str
@@ -90,9 +93,14 @@ class Model:
     loss: Loss
     shape: tuple[int, ...] | None = None
     given: frozenset[str] = frozenset()
+    features: Features | None = None
 
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {self.layout.size} parameters, {self.loss.name})"
+
+    def inputs(self, examples: Examples) -> Examples:
+        """What the model takes of rows."""
+        return examples if self.features is None else self.features.of(examples)
 
     def outputs(self, row_D: Tensor, inputs_BF: Tensor) -> Tensor:
         """Outputs of one node's model, B x K."""
@@ -315,9 +323,9 @@ class Factors(nn.Module):
 # --- the named ones ------------------------------------------------------------------------------------------------
 
 
-def linear(features: int, *, bias: bool = True) -> Model:
-    """Least squares."""
-    return _named("linear", lambda: chain((features, 1), bias=bias), "squared")
+def linear(features: int, outputs: int = 1, *, loss: str = "squared", bias: bool = True) -> Model:
+    """One linear layer: least squares, or with another loss logistic or softmax regression."""
+    return _named("linear", lambda: chain((features, outputs), bias=bias), loss)
 
 
 def logistic(features: int, *, bias: bool = True) -> Model:
@@ -381,12 +389,15 @@ def _check_images(name: str, shape: tuple[int, ...], channels: Sequence[int], gr
 def model(name: str, dataset: Dataset, /, **settings: object) -> Model:
     """The model of that name for a data set, which decides the numbers of inputs and outputs.
 
-    Two classes need one output with `logistic` and `mlp`; values and ratings are learned by squared error. `mlp`
-    takes `hidden`, the widths between inputs and outputs.
+    Two classes need one output with `linear`, `logistic` and `mlp`; values and ratings are learned by squared error.
+    `mlp` takes `hidden`, the widths between inputs and outputs. `features` names a map of rows: see
+    `learning.features`.
     """
     _refuse_coupled(name)
     if name not in BUILDERS:
         raise InputError(f"model {name!r}", f"known: {', '.join(BUILDERS)}", "see docs/models.md")
+    if "features" in settings:
+        return _on_features(model, name, dataset, settings)
     kinds, build = BUILDERS[name]
     kind = "two classes" if len(dataset.classes) == 2 else dataset.kind
     if kind not in kinds:
@@ -407,17 +418,32 @@ def model(name: str, dataset: Dataset, /, **settings: object) -> Model:
         raise InputError(f"{unfit!r:.60} of {name}", given, "see docs/models.md") from None
 
 
-def _mlp_for(dataset: Dataset, hidden: Sequence[int] = (64,), **settings: str) -> Model:
+def _on_features(build: Callable[..., Model], name: str, dataset: Dataset, settings: dict[str, object]) -> Model:
+    found = parse_features(settings.pop("features"), dataset)
+    return replace(build(name, found.described(dataset), **settings), features=found)
+
+
+def _learned(dataset: Dataset) -> tuple[int, str]:
+    """How many outputs, and which loss, suit what a data set is to give."""
     several = len(dataset.periods) or (len(dataset.classes) > 2 and len(dataset.classes))
     loss = {"value": "squared", "times": "hazards"}.get(dataset.kind, "cross-entropy" if several else "logistic")
-    outputs = several or 1
+    return several or 1, loss
+
+
+def _mlp_for(dataset: Dataset, hidden: Sequence[int] = (64,), **settings: str) -> Model:
+    outputs, loss = _learned(dataset)
     return mlp((dataset.examples.width, *hidden, outputs), loss=loss, **settings)
+
+
+def _linear_for(dataset: Dataset, *, bias: bool = True) -> Model:
+    outputs, loss = _learned(dataset)
+    return linear(dataset.examples.width, outputs, loss=loss, bias=bias)
 
 
 ANY_CLASSES = ("classes", "two classes")
 BUILDERS: dict[str, tuple[tuple[str, ...], Callable[..., Model]]] = {
     "mean": (("value", "ratings", "two classes"), lambda data: wrap_module(Mean(), "squared", name="mean")),
-    "linear": (("value",), lambda data, **settings: linear(data.examples.width, **settings)),
+    "linear": ((*ANY_CLASSES, "value"), _linear_for),
     "logistic": (("two classes",), lambda data, **settings: logistic(data.examples.width, **settings)),
     "softmax": (ANY_CLASSES, lambda data, **settings: softmax(data.examples.width, len(data.classes), **settings)),
     "hazards": (("times",), lambda data, **settings: hazards(data.examples.width, len(data.periods), **settings)),
@@ -458,6 +484,8 @@ def find_model(name: str, dataset: Dataset, **settings: object) -> Model:
     Of the settings of a model of one's own, `loss` and `shape` go to `wrap_module`. The loss follows from the data
     unless given. Any model may begin from public weights, and be trained in part: `learning.starts`.
     """
+    if "features" in settings:
+        return _on_features(find_model, name, dataset, settings)
     starting = {key: settings.pop(key) for key in SETTINGS_OF_STARTS if key in settings}
     found = None if name in BUILDERS else named_object(name, Offered.MODEL)
     if found is None:

@@ -41,6 +41,7 @@ from sottovoce.learning.catalogue import PublicStatistic, Targets
 from sottovoce.learning.clipping import Clipped, Clipping, clip_rows, parse_clipping
 from sottovoce.learning.datasets import Dataset, few
 from sottovoce.learning.engines import Engine, Stack, engine_for
+from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.model_checks import check_gradients, check_model
 from sottovoce.learning.models import Model
 from sottovoce.learning.modules import only_linear_layer
@@ -96,12 +97,17 @@ class Task:
     @cached_property
     def inputs(self) -> Tensor:
         """All training rows; made when they are first needed, for a task that hosts few nodes needs few."""
-        return torch.from_numpy(self.dataset.inputs).to(self.device, self.dtype)
+        return self._inputs(self.dataset.examples)
 
     @cached_property
     def test_inputs(self) -> Tensor:
         """The test rows."""
-        return torch.from_numpy(self.dataset.test_inputs).to(self.device, self.dtype)
+        return self._inputs(Examples(self.dataset.test_inputs))
+
+    def _inputs(self, examples: Examples) -> Tensor:
+        features = self.model.features
+        rows = examples[:] if features is None else features.rows(examples)
+        return torch.from_numpy(rows).to(self.device, self.dtype)
 
     @cached_property
     def targets(self) -> Tensor:
@@ -208,7 +214,7 @@ class Task:
     @property
     def feature_norm(self) -> float | None:
         """The declared bound on the norm of what a linear model sees of a row, a one for the bias; None without one."""
-        layer, bound = only_linear_layer(self.model.module), self.dataset.examples.norm_bound
+        layer, bound = only_linear_layer(self.model.module), self.model.inputs(self.dataset.examples).norm_bound
         if layer is None or bound is None:
             return None
         return bound if layer.bias is None else math.hypot(bound, 1.0)
@@ -256,6 +262,7 @@ def task(
     """
     if class_weights is not None:
         model = replace(model, loss=model.loss.weighted(_of_each_class(class_weights, dataset)))
+    dataset = dataset if model.features is None else dataset.with_plain_pixels()
     check_model(dataset, model, dtype)
     if threshold != UNMOVED and len(dataset.classes) != 2:
         raise InputError(

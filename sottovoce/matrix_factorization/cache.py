@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import io
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +24,7 @@ from sottovoce.core.participation import Participation
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import SottovoceError
 from sottovoce.matrix_factorization.result import sensitivity_squared
-from sottovoce.support.files import write_bytes
+from sottovoce.support.files import cache_folder, write_bytes
 from sottovoce.support.npz import read_npz
 from sottovoce.support.text import JSON
 
@@ -45,18 +44,9 @@ class Stored(NamedTuple):
     seconds: float
 
 
-def folder() -> Path | None:
-    """Where factorizations are kept: in $XDG_CACHE_HOME, or else in ~/.cache; None without a home."""
-    given = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(given) if given else Path.home() / ".cache") / "sottovoce" / "noise"
-    except RuntimeError:
-        return None
-
-
 def file_of(topology: Topology, rounds: int, settings: Mapping[str, JSON]) -> Path | None:
     """Where the result for the weights of every round and these settings lies, or would."""
-    place = folder()
+    place = cache_folder("noise")
     if place is None:
         return None
     digest = hashlib.blake2b(digest_size=20)

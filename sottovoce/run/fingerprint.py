@@ -13,6 +13,7 @@ from sottovoce.algorithms.registry import algorithm_code
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import Dataset, dataset_code
+from sottovoce.learning.features import features_code
 from sottovoce.learning.models import model_code
 from sottovoce.learning.starts import start_digest
 from sottovoce.run.layout import public_settings
@@ -87,10 +88,12 @@ def own_code(experiment: Experiment) -> dict[str, str]:
 
     The code that reads the data is not among it: what is public says nothing about the data.
     """
+    model = experiment.model
     found = {
         "algorithm": algorithm_code(experiment.algorithm.name),
-        "model": model_code(experiment.model.name),
-        "start": start_digest(experiment.model.settings),
+        "model": model_code(model.name),
+        "features": features_code(model.settings.get("features")),
+        "start": start_digest(model.settings),
     }
     return {setting: digest for setting, digest in found.items() if digest is not None}
 

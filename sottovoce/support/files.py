@@ -286,6 +286,15 @@ def _umask() -> int:
 KEY_BYTES = 32
 
 
+def cache_folder(kind: str) -> Path | None:
+    """Where what takes long is kept: in $XDG_CACHE_HOME, or else in ~/.cache; None without a home."""
+    given = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(given) if given else Path.home() / ".cache") / "sottovoce" / kind
+    except RuntimeError:
+        return None
+
+
 def state_folder() -> Path | None:
     """Where a user's programs keep what is theirs: $XDG_STATE_HOME, or what the platform uses; None without a home."""
     if os.environ.get("XDG_STATE_HOME"):

@@ -45,6 +45,7 @@ class Offered(StrEnum):
     ALGORITHM = "algorithm"
     MODEL = "model"
     DATASET = "dataset"
+    FEATURES = "feature"
 
     @property
     def group(self) -> str:

@@ -76,8 +76,8 @@ def test_input_canaries_without_noise_are_seen(tmp_path):
     silent = DOCUMENT | {"algorithm": {"name": "d-psgd", "step_size": 2.0}, "training": {"rounds": 60}}
     run_experiment(parse_experiment(silent), tmp_path / "run")
     finished_run = open_run(tmp_path / "run")
-    inputs, wrong = _canaries(finished_run, 1, 0)
-    assert (len(inputs), wrong.dtype) == (10, finished_run.training_run.task.targets.dtype)
+    rows, wrong = _canaries(finished_run, 1, 0)
+    assert (len(rows), wrong.dtype) == (10, finished_run.training_run.task.targets.dtype)
     found = audit_inputs(finished_run, runs=6, jobs=1, confidence=0.95)
     assert found.audit.epsilon > 0.5
     assert not found.exceeded
