@@ -35,8 +35,6 @@ from sottovoce.support.threads import chunks
 VALUES = 1 << 24
 """About so many numbers of single examples' gradients, or of layers' outputs, are alive at once."""
 
-ENGINES = ("stacked", "ghost", "functional")
-
 
 class Stack(NamedTuple):
     """A batch of every node: inputs N x B x F, targets N x B, and what each example's gradient is multiplied with.
@@ -51,8 +49,6 @@ class Stack(NamedTuple):
 
 def engine_for(model: Model, name: str | None = None) -> Engine:
     """The fastest engine for a model's layers, or the named one."""
-    if name not in (None, *ENGINES):
-        raise InputError(f"engine {name!r}", f"known: {', '.join(ENGINES)}", "leave it out for the fastest")
     fits = is_plain(model.module)
     found: dict[str, Engine] = {}
     if fits and type(model.module) is Factors:
@@ -64,7 +60,7 @@ def engine_for(model: Model, name: str | None = None) -> Engine:
     found["functional"] = Functional(model)
     if name is not None and name not in found:
         raise InputError(
-            f"engine {name} for {model.name}", f"engines for its layers: {', '.join(found)}",
+            f"engine {name!r} for {model.name}", f"engines for its layers: {', '.join(found)}",
             "leave it out for the fastest",
         )  # fmt: skip
     return next(iter(found.values())) if name is None else found[name]
@@ -170,7 +166,7 @@ class Ghost(Functional):
             return None
         lengths = [parts[name].lengths() for name in layout.names]
         squares = torch.stack([one.norms for one in lengths]).square().sum(0)
-        reach = torch.stack([torch.as_tensor(one.reach).expand_as(squares) for one in lengths]).amax(0)
+        reach = torch.stack([one.reach for one in lengths]).amax(0)
         factor, unfit = clip.factors(squares.sqrt(), reach, weights)
         rows = torch.cat([parts[name].summed(factor, unfit) for name in layout.names])
         return Clipped(rows.unsqueeze(0), count(unfit, weights))

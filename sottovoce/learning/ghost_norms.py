@@ -30,7 +30,7 @@ class Lengths(NamedTuple):
     """Norms of the gradients of examples, never too small, and how much rounding can grow behind a factor: `reach`."""
 
     norms: Tensor
-    reach: Tensor | float
+    reach: Tensor
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class Whole:
 
     def lengths(self) -> Lengths:
         """Norms of what is there."""
-        return Lengths(norms(self.rows), 1.0)
+        found = norms(self.rows)
+        return Lengths(found, torch.ones_like(found))
 
     def summed(self, factor: Tensor, unfit: Tensor) -> Tensor:
         """Weighted over examples."""
@@ -61,9 +62,8 @@ class Pairs:
         reach = parts[1].square().sum(1).sqrt() * self.errors[0].numel() ** 0.5
         if self.errors.shape[1] == 1:
             return Lengths((parts[0] * parts[1]).squeeze(1), reach)
-        squares = torch.ones((), dtype=torch.float64)
-        for part in (self.errors.double(), self.inputs.double()):
-            squares = squares * (part @ part.transpose(1, 2))
+        products = [part @ part.transpose(1, 2) for part in (self.errors.double(), self.inputs.double())]
+        squares = products[0].mul_(products[1])
         largest = (parts[0] * parts[1]).sum(1).square()
         added = ROUNDING * torch.finfo(torch.float64).eps * largest
         return Lengths((squares.sum((1, 2)).clamp(min=0) + added).sqrt(), reach)

@@ -70,7 +70,7 @@ CASES = {
     "instance norm": (images(2), (2, 8, 8), 3),
     "attention": (lambda: models.wrap_module(Attention(), "cross-entropy"), (12,), 4),
 }
-ANY_MODULE = ("cnn", "gn-resnet18", "instance norm", "attention")
+ENGINES = {"cnn": "ghost", "gn-resnet18": "ghost", "instance norm": "functional", "attention": "functional"}
 
 
 def example(name, dtype, nodes=3, examples=5, seed=0):
@@ -110,7 +110,7 @@ def test_every_engine_equals_a_naive_loop_over_examples(name, dtype):
     net, points, stack = example(name, dtype)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-10
     fastest = engine_for(net).name
-    assert fastest == ("functional" if name in ANY_MODULE else "stacked")
+    assert fastest == ENGINES.get(name, "stacked")
     net.module.to(dtype)
     for bound in (np.inf, 1.0, 0.01):
         wanted = naive(net, points, stack, bound)
@@ -159,7 +159,7 @@ def test_layers_used_twice_are_not_taken_for_a_chain():
     assert engine_for(models.wrap_module(shared, "squared")).name == "stacked"
     frozen = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.ReLU(), nn.Linear(4, 1))
     built = models.wrap_module(frozen, "squared")
-    assert (engine_for(built).name, built.layout.size) == ("functional", 5)
+    assert (engine_for(built).name, built.layout.size) == ("ghost", 5)
 
 
 # --- plain SGD -----------------------------------------------------------------------------------------------------
@@ -365,11 +365,12 @@ def test_models_that_do_not_fit_are_refused():
             task(digits, shards, models.wrap_module(module, "cross-entropy"))
     for name, settings, message in (
         ("lstm", {}, "model 'lstm'; known: linear, logistic"),
-        ("linear", {}, "linear on digits, which has classes; it is for value"),
+        ("matrix-factorisation", {}, "on digits, which has classes; it is for ratings"),
         ("logistic", {}, "it is for two classes"),
         ("mlp", {"depth": 2}, "'depth' of mlp; it has no such setting"),
         ("softmax", {"a b": 2}, "'a b' of softmax; it has no such setting"),
-        ("softmax", {"features": 2}, "'features' of softmax; the data set decides that"),
+        ("softmax", {"features": 2}, "features = 2; it must be the name of a map"),
+        ("softmax", {"classes": 2}, "'classes' of softmax; the data set decides that"),
         ("softmax", {"dataset": 2}, "'dataset' of softmax; it has no such setting"),
         ("mlp", {"hidden": (0,)}, "widths \\(64, 0, 10\\)"),
         ("mlp", {"activation": "swish"}, "activation 'swish'"),
@@ -383,7 +384,7 @@ def test_models_that_do_not_fit_are_refused():
         models.wrap_module(nn.Linear(2, 1), "hinge")
     with pytest.raises(InputError, match="engine 'fast'"):
         engine_for(models.linear(2), "fast")
-    with pytest.raises(InputError, match="engine stacked for cnn"):
+    with pytest.raises(InputError, match="engine 'stacked' for cnn"):
         engine_for(models.cnn((1, 8, 8), 10), "stacked")
     job = task(digits, shards, models.model("softmax", digits))
     with pytest.raises(InputError, match="batches for 2 nodes; the task has 3"):

@@ -68,6 +68,7 @@ def test_every_algorithm_computes_the_same_elsewhere(case, tmp_path):
         ("mlp", DIGITS, "functional", "per-example"),
         ("mlp", DIGITS, "functional", "whole-gradient"),
         ("cnn", DIGITS, "functional", "whole-gradient"),
+        ("cnn", DIGITS, "ghost", "per-example"),
         ("matrix-factorisation", ratings(), "stacked", "per-example"),
         ("matrix-factorisation", ratings(), "stacked", "none"),
     ],
