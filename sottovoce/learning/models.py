@@ -83,8 +83,8 @@ class Layout:
 class Model:
     """A module used functionally, with its loss. `shape` is what one flat input becomes before it enters.
 
-    Trained parameters that are `given` begin as they are in the module; others as their layers begin. With `features` its
-    inputs are not rows, but features of rows.
+    Trained parameters that are `given` begin as they are in the module; others as their layers begin. With `features`
+    its inputs are not rows, but features of rows.
     """
 
     name: str
