@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sottovoce.federation.agreement import Agreement
     from sottovoce.federation.checking import Checks
     from sottovoce.federation.guarantees import AgreedGuarantees
+    from sottovoce.federation.member import Member
     from sottovoce.federation.member_folder import MemberStatus
     from sottovoce.federation.rehearsal import MemberProgress
     from sottovoce.learning.tables import Table as MemberRows
@@ -95,16 +96,40 @@ def init(
     """
     require_peers()
     from sottovoce.federation.identity import create_identity
+
+    _show_member(create_identity(name, folder, address=address, listen=listen).member, folder)
+
+
+def _show_member(member: "Member", folder: Path) -> None:
+    """Say what to hand to the others."""
     from sottovoce.federation.member import SUFFIX
 
-    member = create_identity(name, folder, address=address, listen=listen).member
-    public = folder.parent / f"{name}{SUFFIX}"
+    public = folder.parent / f"{member.name}{SUFFIX}"
     shown = {
         "name": member.name, "address": member.address, "listen": member.listen, "folder": str(folder),
         "public_file": str(public), "fingerprint": member.spoken_fingerprint,
     }  # fmt: skip
     answer(shown, [["", ""], *([key.replace("_", " "), _word(value)] for key, value in shown.items())])
     print_remark(f"Give {public} to the others, and never {folder}. Compare fingerprints by telephone.")
+
+
+@peer.command()
+def renew(
+    folder: Folder = Path("peer"),
+    address: str | None = Option(None, help="HOST:PORT at which others reach this member from now on."),
+    listen: bool | None = Option(
+        None, "--listen/--no-listen", help="Whether others can open connections to this member from now on."
+    ),
+    as_json: Json = False,
+) -> None:
+    """Make another certificate for a member, with another address if wanted, for an amendment.
+
+    Example: sotto peer renew --folder peer --address mercy.example:7444
+    """
+    require_peers()
+    from sottovoce.federation.identity import renew_identity
+
+    _show_member(renew_identity(folder, address=address, listen=listen), folder)
 
 
 @peer.command()
@@ -125,13 +150,22 @@ def agree(
 
     agreement = assemble_agreement(settings, members)
     check_writable(out)
-    if out.exists():
-        raise InputError(f"{out} exists", "an agreement is never overwritten", "name another file with --out")
+    _check_new(out)
     from sottovoce.federation.guarantees import agreed_guarantees  # after what is quick: it takes seconds
 
     with activity("what the agreement guarantees"), ends_when_stopped():
         guarantees = agreed_guarantees(agreement)
     write_text(out, agreement.toml())
+    _show_agreement(agreement, guarantees, out)
+
+
+def _check_new(out: Path) -> None:
+    if out.exists():
+        raise InputError(f"{out} exists", "an agreement is never overwritten", "name another file with --out")
+
+
+def _show_agreement(agreement: "Agreement", guarantees: "AgreedGuarantees", out: Path) -> None:
+    """Who takes part, and what holds."""
     edges = "1 edge" if agreement.graph.edges == 1 else f"{agreement.graph.edges} edges"
     answer(
         _agreement_document(agreement, guarantees, out), _members_table(agreement, guarantees), "",
@@ -146,6 +180,105 @@ def agree(
     if agreement.has_secure_sums:
         print_remark(SUMS_ASSUME)
         print_remark(SUMS_FAIL.format(missing=_failing_sums(agreement)))
+
+
+@peer.command()
+def amend(
+    agreement: Path = Argument(help="The agreement that holds now."),
+    members: list[Path] | None = Argument(None, help="NAME.member.toml of those who come, or whose file has changed."),
+    from_round: int = Option(min=1, help="The round from which the amendment holds."),
+    without: list[str] | None = Option(None, help="A member who leaves; again for each further one."),
+    rows: list[str] | None = Option(None, help="NAME=COUNT, the rows of a member who comes; again for each."),
+    edge: list[str] | None = Option(None, help="ONE--OTHER, a further edge of the graph; again for each."),
+    out: Path = Option(Path("amended.toml"), help="File for the amendment."),
+    as_json: Json = False,
+) -> None:
+    """Amend an agreement in mid-run: addresses, certificates, who comes and who leaves. All who stay sign it.
+
+    Example: sotto peer amend agreement.toml Mercy.member.toml --from-round 20
+    """
+    require_peers()
+    from sottovoce.federation.agreement import read_agreement
+    from sottovoce.federation.amendments import amend as amended
+    from sottovoce.federation.amendments import amended_guarantees
+    from sottovoce.support.files import check_writable, write_text
+
+    check_writable(out)
+    _check_new(out)
+    before = read_agreement(agreement)
+    after = amended(
+        before, members or (), round=from_round, rows=_counts(rows or ()), without=without or (), edges=edge or ()
+    )
+    with activity("what the amendment guarantees"), ends_when_stopped():
+        guarantees = amended_guarantees(before, after)
+    write_text(out, after.toml())
+    _show_agreement(after, guarantees, out)
+    print_remark(f"All who stay type sotto peer sign {out}, each with its own --folder, and hand the file on.")
+
+
+def _counts(given: Sequence[str]) -> dict[str, int]:
+    found = {}
+    for text in given:
+        name, _, count = text.partition("=")
+        if not count.isdecimal():
+            raise typer.BadParameter(f"{text!r} is not NAME=COUNT.")
+        found[name] = int(count)
+    return found
+
+
+@peer.command()
+def sign(
+    amendment: Path = Argument(help="The amendment, as sotto peer amend wrote it; the signature is added to it."),
+    copies: list[Path] | None = Argument(None, help="Copies that others have signed: their signatures are added."),
+    folder: Folder = Path("peer"),
+    as_json: Json = False,
+) -> None:
+    """Sign an amendment: from its round on this member refuses the agreement before it.
+
+    Example: sotto peer sign amended.toml --folder peer
+    """
+    require_peers()
+    from sottovoce.federation.agreement import read_agreement
+    from sottovoce.federation.amendments import agreement_before, unsigned
+    from sottovoce.federation.amendments import sign as signed_by
+    from sottovoce.federation.member_folder import note_signed
+    from sottovoce.support.files import write_text
+
+    with activity("what the amendment guarantees"), ends_when_stopped():
+        after = signed_by(folder, read_agreement(amendment), [read_agreement(copy) for copy in copies or ()])
+    note_signed(folder, after)
+    write_text(amendment, after.toml())
+    missing = unsigned(agreement_before(folder, after), after)
+    found = {"file": str(amendment), "hash": after.hash, "from_round": after.since, "unsigned": missing}
+    answer(found, facts({"amendment": after.hash, "from round": str(after.since), "not signed by": _named(missing)}))
+    if not missing:
+        print_remark(f"Hand {amendment} to all. Each stops sotto peer join, and starts it with this file and --resume.")
+
+
+@peer.command()
+def leave(
+    agreement: Path = Argument(help="The agreement, or the amendment, that holds now."),
+    folder: Folder = Path("peer"),
+    as_json: Json = False,
+) -> None:
+    """Leave a run for good: nothing more is sent, and what it has spent is shown.
+
+    Example: sotto peer leave agreement.toml --folder peer
+    """
+    require_peers()
+    from sottovoce.federation.agreement import read_agreement
+    from sottovoce.federation.identity import locked_identity
+    from sottovoce.federation.joining import leave_federation
+    from sottovoce.privacy.composition import compose
+
+    agreed = read_agreement(agreement)
+    with locked_identity(folder):
+        found = leave_federation(folder, agreed)
+    epsilon, delta = compose([found.counted]).epsilon(agreed.privacy.delta), agreed.privacy.delta
+    document = {"agreement": agreed.run, "round": found.round, "epsilon": epsilon, "delta": delta}
+    spent = f"{round_up(epsilon)} at delta {delta:g}"
+    answer(document, facts({"left": agreed.name, "rounds sent": str(found.round), "epsilon spent": spent}))
+    print_remark("Tell the others, who can go on with sotto peer amend --without.")
 
 
 def _failing_sums(agreement: "Agreement") -> str:
@@ -216,7 +349,7 @@ def check(
     agreed = read_agreement(agreement)
     if against is not None:
         _compare(agreement, agreed, against)
-    identity = load_identity(folder)
+    identity = load_identity(folder, agreed)
     number, settings = member_number(agreed, identity), read_member_settings(folder)
     _confirm(folder, agreed, confirmed)
     _show_unconfirmed(agreement, folder, agreed)
@@ -284,7 +417,7 @@ def join(
         "--metrics-file": metrics_file,
     }  # fmt: skip
     agreed = read_agreement(agreement)
-    with locked_identity(folder) as identity:
+    with locked_identity(folder, agreed) as identity:
         member_number(agreed, identity)
         _confirm(folder, agreed, confirmed)
         settings = read_member_settings(folder)

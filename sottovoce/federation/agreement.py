@@ -44,7 +44,7 @@ from sottovoce.support.config import (
 from sottovoce.support.config import first_difference as first_difference_of
 from sottovoce.support.text import to_toml
 
-NONCE_PATTERN = r"[0-9a-f]{64}"
+NONCE_PATTERN = r"^[0-9a-f]{64}$"
 
 MOST_MEMBERS = 1000
 """Of a federation: each pair of them is compared, and all of it is in every member's agreement."""
@@ -81,6 +81,19 @@ class AgreedMember(Member):
     rows: int = Field(ge=1, le=10**9)
 
 
+class Amends(Section):
+    """What an amendment goes on from: the agreement before it, the first of all, the round from which it holds itself.
+
+    Who `came` has no part in what was before. Those who stay sign its hash with the certificates that they had before.
+    """
+
+    agreement: str = Field(pattern=NONCE_PATTERN)
+    first: str = Field(pattern=NONCE_PATTERN)
+    round: int = Field(ge=1)
+    came: list[str] = Field(default_factory=list)
+    signatures: dict[str, str] = Field(default_factory=dict)
+
+
 class AgreedSettings(Section):
     """The settings that whoever assembles an agreement chooses: those of a run file that are public.
 
@@ -111,6 +124,17 @@ class Agreement(AgreedSettings):
     nonce: str
     data: AgreedData
     members: list[AgreedMember]
+    amends: Amends | None = None
+
+    @property
+    def run(self) -> str:
+        """What the run is known by: the hash of its first agreement. Amendments belong to the same run."""
+        return self.hash if self.amends is None else self.amends.first
+
+    @property
+    def since(self) -> int:
+        """The round from which it holds."""
+        return 0 if self.amends is None else self.amends.round
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -170,7 +194,12 @@ class Agreement(AgreedSettings):
     @property
     def canonical(self) -> bytes:
         """The same bytes for the same agreement, however its file is written."""
-        return _canonical(_normalised(self.document))
+        return _canonical(self._agreed)
+
+    @property
+    def _agreed(self) -> Document:
+        """All that a signature is about."""
+        return _normalised(self.model_dump(mode="json", exclude_none=True, exclude={"amends": {"signatures"}}))
 
     @cached_property
     def hash(self) -> str:
@@ -201,7 +230,7 @@ def first_difference(one: Agreement, other: Agreement) -> str | None:
 
 def _by_name(agreement: Agreement) -> Document:
     """The normalised document with members and columns by name, so that a difference names the one that it is in."""
-    document = _normalised(agreement.document)
+    document = agreement._agreed
     members = {member["name"]: member for member in document["members"]}
     columns = document["data"]["columns"]
     listed = {f"{place}. {column['name']}": column for place, column in enumerate(columns["columns"], 1)}
@@ -252,6 +281,8 @@ def parse_agreement(document: Document, where: str) -> Agreement:
         )  # fmt: skip
     check_members(agreement.members, where)
     _check_graph(agreement, where)
+    if agreement.since >= agreement.training.rounds:
+        raise InputError(f"{where}: amends.round = {agreement.since}", "no round is left from there", "end the run")
     check_algorithm(agreement.experiment)
     return agreement.model_copy(update={"secure_sum": True}) if agreement.has_secure_sums else agreement
 

@@ -74,13 +74,14 @@ class Attendance:
     time is still used. It is waited for again as soon as it is heard, or says that it is at most `slack` rounds behind.
 
     Such words, and those of a neighbour that waits itself, are believed twice. Then every further wait that they cause
-    doubles the rounds in which they are not; where all are needed, they always are.
+    doubles the rounds in which they are not; where all are needed, they always are. For those who are `leaving` nobody
+    waits before they are there.
     """
 
-    def __init__(self, slack: int, *, all_needed: bool = False) -> None:
+    def __init__(self, slack: int, *, all_needed: bool = False, leaving: frozenset[MemberNumber] = frozenset()) -> None:
         self.slack, self._all_needed = slack, all_needed
-        self._misses: dict[MemberNumber, int] = {}
-        self._claim_then: dict[MemberNumber, Place | None] = {}
+        self._misses = dict.fromkeys(leaving, MISSES)
+        self._claim_then: dict[MemberNumber, Place | None] = dict.fromkeys(leaving)
         self._believed: dict[MemberNumber, tuple[int, int]] = {}
         self._doubted: set[MemberNumber] = set()
         self.ever_heard: set[MemberNumber] = set()

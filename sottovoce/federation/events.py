@@ -118,6 +118,7 @@ SHOWN = {
     "waits itself or is near does not count for some rounds.",
     "far": "What {members} sent in round {round} is more than ten times further from this member's own than noise "
     "explains: it may be poison, or data of another kind.",
+    "amended": "From round {round} on the amendment holds.",
     "goes_on": "Goes on with round {round}.",
     "waiting": "Waiting for {members} in round {round}.",
     "ending": "This member has played its last round, and waits for {members} to finish.",

@@ -45,6 +45,7 @@ class AgreedGuarantees:
     names: tuple[str, ...]
     noise_in_models: float
     """The standard deviation of noise in one value of a member's model after the last round."""
+    training_run: TrainingRun
 
     @cached_property
     def privacy(self) -> PrivacyDocument:
@@ -100,7 +101,7 @@ def agreed_guarantees(agreement: Agreement) -> AgreedGuarantees:
     if run.algorithm.secure_sum:
         check_sums(run.algorithm, run.topology)
     report = report_wanted(accountant, agreement.experiment)
-    return AgreedGuarantees(report.document(), agreement.names, _noise_in_models(accountant))
+    return AgreedGuarantees(report.document(), agreement.names, _noise_in_models(accountant), run)
 
 
 def _noise_in_models(accountant: RunAccountant) -> float:

@@ -3,6 +3,7 @@
     identity.json   private: the key of its TLS certificate, its X25519 key, its secret for noise
     member.toml     the public part, which is also written beside the folder as NAME.member.toml, to hand to the others
     lock            held by the one process that uses the identity
+    renewed/NUMBER/ the same two files with another certificate; the keys that noise and masks follow from are the same
 
 The certificate is signed by its own key (ECDSA P-256: gRPC does not take Ed25519) and may sign no other. Whoever
 connects is recognised by the bytes of its certificate, never by a name; the name in it, which follows from its key, is
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, x25519
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -36,7 +38,7 @@ from sottovoce.support.config import read_settings_file
 from sottovoce.support.files import PART, read_bytes, write_text
 from sottovoce.support.text import json_text
 
-IDENTITY, PUBLIC_PART, LOCK = "identity.json", "member.toml", "lock"
+IDENTITY, PUBLIC_PART, LOCK, RENEWED = "identity.json", "member.toml", "lock", "renewed"
 """Files in the folder of a member."""
 
 WARNING = "private: whoever has these keys can send in this member's name and remove the noise from its messages"
@@ -50,7 +52,7 @@ WARNED = datetime.timedelta(days=30)
 
 SECRET_BYTES = 32
 
-TIME_REMEDY = "set the clock, or make new identities and another agreement if it is right"
+TIME_REMEDY = "set the clock, or renew the certificate and amend the agreement if it is right"
 
 UNENCRYPTED = serialization.NoEncryption()
 
@@ -78,15 +80,10 @@ def create_identity(name: str, folder: Path, *, address: str | None, listen: boo
 
     The private keys are written last: what is there without them is no identity, and is replaced.
     """
-    tls_key, exchange_key = ec.generate_private_key(ec.SECP256R1()), x25519.X25519PrivateKey.generate()
     check_name(name, "NAME")
-    member = Member(
-        name=name, address=address, listen=listen, certificate=_certificate(name, tls_key),
-        exchange_key=exchange_key.public_key().public_bytes_raw().hex(),
-    )  # fmt: skip
-    check_member(member, "--address")
-    secret = secrets.token_bytes(SECRET_BYTES)
-    identity = Identity(folder, member, _pem(tls_key), exchange_key.private_bytes_raw(), secret)
+    exchange_key = x25519.X25519PrivateKey.generate().private_bytes_raw()
+    identity = _certified(folder, name, address, listen, exchange_key, secrets.token_bytes(SECRET_BYTES))
+    member = identity.member
     public_file = folder.absolute().parent / f"{name}{SUFFIX}"
     if not _is_unfinished(folder, public_file):
         _check_absent(public_file)
@@ -99,8 +96,43 @@ def create_identity(name: str, folder: Path, *, address: str | None, listen: boo
         _check_absent(folder / IDENTITY, *public)
         for path in public:
             write_text(path, member.toml())
-        _write_private(identity)
+        _write_private(identity, folder)
     return identity
+
+
+def renew_identity(folder: Path, *, address: str | None, listen: bool | None) -> Member:
+    """A certificate of today for a member, and another address if one is given; its public file is written last.
+
+    The one before stays: the agreement that names it may still be played.
+    """
+    before = load_identity(folder)
+    member = before.member
+    found = _certified(
+        folder, member.name, address or member.address, member.listen if listen is None else listen,
+        before.exchange_key, before.secret,
+    )  # fmt: skip
+    renewed = folder / RENEWED
+    _make_folder(renewed)
+    with locked(renewed / LOCK):
+        place = renewed / f"{len(list(renewed.iterdir())):06}"
+        _make_folder(place)
+        write_text(place / PUBLIC_PART, found.member.toml())
+        _write_private(found, place)
+        write_text(folder.absolute().parent / f"{member.name}{SUFFIX}", found.member.toml())
+    return found.member
+
+
+def _certified(
+    folder: Path, name: str, address: str | None, listen: bool, exchange_key: bytes, secret: bytes
+) -> Identity:
+    """An identity with a certificate that is made now."""
+    tls_key = ec.generate_private_key(ec.SECP256R1())
+    public = X25519PrivateKey.from_private_bytes(exchange_key).public_key().public_bytes_raw().hex()
+    member = Member(
+        name=name, address=address, listen=listen, certificate=_certificate(name, tls_key), exchange_key=public
+    )
+    check_member(member, "--address")
+    return Identity(folder, member, _pem(tls_key), exchange_key, secret)
 
 
 def _is_unfinished(folder: Path, public_file: Path) -> bool:
@@ -123,18 +155,34 @@ def _check_absent(*paths: Path) -> None:
 
 def public_part(folder: Path) -> Member:
     """The public part of the member whose folder this is; refused where others can read the folder."""
-    path = folder / PUBLIC_PART
-    _check_there(path)
-    check_private(folder)
-    return read_member(path)
+    place = _places(folder)[-1]
+    _check_there(place / PUBLIC_PART)
+    check_private(place)
+    return read_member(place / PUBLIC_PART)
 
 
-def load_identity(folder: Path) -> Identity:
-    """The identity that a folder holds; refused where others can read it, or where its parts do not belong together."""
-    path = folder / IDENTITY
+def _places(folder: Path) -> list[Path]:
+    """Where certificates of a member lie with their keys, the newest last."""
+    return [folder, *(path.parent for path in sorted((folder / RENEWED).glob(f"*/{IDENTITY}")))]
+
+
+def load_identity(folder: Path, agreement: Agreement | None = None) -> Identity:
+    """The identity that a folder holds, with the certificate that an agreement names, or else the newest.
+
+    Refused where others can read it, or where its parts do not belong together.
+    """
+    found = [_load(place, folder) for place in _places(folder)]
+    named = () if agreement is None else {member.certificate for member in agreement.members}
+    return next((one for one in found if one.member.certificate in named), found[-1])
+
+
+def _load(place: Path, folder: Path) -> Identity:
+    path = place / IDENTITY
     _check_there(path)
     check_private(path)
-    document, member = read_settings_file(path), public_part(folder)
+    check_private(place)
+    _check_there(place / PUBLIC_PART)
+    document, member = read_settings_file(path), read_member(place / PUBLIC_PART)
     try:
         identity = Identity(
             folder,
@@ -147,7 +195,7 @@ def load_identity(folder: Path) -> Identity:
         fits = False
     if not fits:
         raise InputError(
-            f"{folder}: damaged, or mixed from two members", "identity.json and member.toml are made together",
+            f"{place}: damaged, or mixed from two members", "identity.json and member.toml are made together",
             "restore both from one backup",
         )  # fmt: skip
     return identity
@@ -162,13 +210,14 @@ def _check_there(path: Path) -> None:
 
 def erase_keys(folder: Path) -> None:
     """Remove the private keys of a member: nobody can speak in its name any more."""
-    (folder / IDENTITY).unlink(missing_ok=True)
+    for place in _places(folder):
+        (place / IDENTITY).unlink(missing_ok=True)
 
 
 @contextmanager
-def locked_identity(folder: Path) -> Iterator[Identity]:
+def locked_identity(folder: Path, agreement: Agreement | None = None) -> Iterator[Identity]:
     """The identity of a folder, for one process at a time."""
-    found = load_identity(folder)
+    found = load_identity(folder, agreement)
     with locked(folder / LOCK):
         yield found
 
@@ -221,7 +270,7 @@ def ends_soon(member: Member) -> str | None:
     ends = certificate_ends(member)
     if ends > datetime.datetime.now(datetime.UTC) + WARNED:
         return None
-    return f"The certificate of {member.name} ends on {ends:%Y-%m-%d}: make new identities and an agreement before."
+    return f"The certificate of {member.name} ends on {ends:%Y-%m-%d}: it needs sotto peer renew, and all an amendment."
 
 
 def time_problem(member: Member) -> str | None:
@@ -280,14 +329,14 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, UNENCRYPTED)
 
 
-def _write_private(identity: Identity) -> None:
+def _write_private(identity: Identity, place: Path) -> None:
     document = {
         "about": WARNING,
         "tls_key": identity.tls_key.decode(),
         "exchange_key": identity.exchange_key.hex(),
         "secret": identity.secret.hex(),
     }
-    write_text(identity.folder / IDENTITY, json_text(document), private=True)
+    write_text(place / IDENTITY, json_text(document), private=True)
 
 
 def _belongs_together(identity: Identity) -> bool:
@@ -309,6 +358,24 @@ def _make_folder(folder: Path) -> None:
     except OSError as error:
         raise InputError(f"{folder}: {error.strerror}", "an identity needs a folder", "use another --folder") from None
     check_private(folder)
+
+
+def signature(identity: Identity, text: bytes) -> str:
+    """What only whoever has the key of this certificate can write under a text."""
+    key = serialization.load_pem_private_key(identity.tls_key, None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return key.sign(text, ec.ECDSA(hashes.SHA256())).hex()
+
+
+def has_signed(member: Member, signed: str, text: bytes) -> bool:
+    """Whether that is a member's signature under a text."""
+    key = x509.load_der_x509_certificate(member.certificate_bytes).public_key()
+    try:
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        key.verify(bytes.fromhex(signed), text, ec.ECDSA(hashes.SHA256()))
+    except (ValueError, InvalidSignature):
+        return False
+    return True
 
 
 def receipt_key(identity: Identity) -> bytes:

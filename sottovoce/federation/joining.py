@@ -2,7 +2,7 @@
 
 ledger.db                private: every step before it is sent, and what has been spent (in the member's folder)
 runs/NAME-HASH/          one run, private:
-    agreement.toml       what was agreed on
+    agreement.toml       what was agreed on; agreement-HASH.toml what it amends
     config.json, privacy.json, metrics.jsonl, result.json, report.html    as of every run
     attendance.jsonl     who was heard in each step, and who was missing
     model.npz            this member's model at the end
@@ -11,14 +11,17 @@ runs/NAME-HASH/          one run, private:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from sottovoce.core.pair_masks import PairMasks
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.amendments import earlier_agreements
 from sottovoce.federation.guarantees import (
     AccountedRun,
     account_run,
@@ -26,9 +29,9 @@ from sottovoce.federation.guarantees import (
     record_account,
     recorded_run,
 )
-from sottovoce.federation.identity import TIME_REMEDY, Identity, mask_keys, time_problem
+from sottovoce.federation.identity import TIME_REMEDY, Identity, load_identity, mask_keys, time_problem
 from sottovoce.federation.journal import Journal
-from sottovoce.federation.link_rules import mask_partners
+from sottovoce.federation.link_rules import Earlier, mask_partners
 from sottovoce.federation.member_folder import (
     ATTENDANCE,
     LEDGER,
@@ -38,9 +41,10 @@ from sottovoce.federation.member_folder import (
     run_folder,
     whole_lines,
 )
-from sottovoce.federation.member_run import MemberRun, Watch
+from sottovoce.federation.member_run import MemberRun, Part, Watch
 from sottovoce.learning.tables import Table, read_table
 from sottovoce.ledger.database import Database, flush_folder, open_ledger
+from sottovoce.ledger.lineages import RunSpending
 from sottovoce.ledger.payloads import Place
 from sottovoce.ledger.spending import Spending
 from sottovoce.ledger.steps import MaskKeys, Steps
@@ -86,58 +90,163 @@ def join_federation(
 ) -> Document:
     """Take part until the last round, and return the result; a run that was begun goes on with `resume`.
 
-    `file` is what the user calls the agreement, for what errors say to type.
-    Nothing is sent before what the run costs is reserved in the member's ledger.
+    Of an amendment, what is left of the agreement before it is played first. `file` is what the user calls the
+    agreement, for what errors say to type. Nothing is sent before what the run costs is reserved in the member's
+    ledger.
     """
-    member, files = member_number(agreement, identity), RunFiles(run_folder(identity.folder, agreement))
-    require_confirmed(identity.folder, agreement, file)
+    member_number(agreement, identity)
+    files, folder = RunFiles(run_folder(identity.folder, agreement)), identity.folder
+    require_confirmed(folder, agreement, file)
     if (problem := time_problem(identity.member)) is not None:
         raise InputError(problem, "others take no certificate whose time is over or has not begun", TIME_REMEDY)
     with ExitStack() as until:
         until.enter_context(owner_only())
-        database = until.enter_context(open_ledger(identity.folder / LEDGER))
+        database = until.enter_context(open_ledger(folder / LEDGER))
         finished = files.document(files.result)
         if finished is not None:  # a process may have been killed after it wrote the result
             write_page_of(files.folder, again=False)
             _close(database, agreement)
             watch.event("finished", {})
             return finished
-        spending, tables = Spending(database), {identity.member.name: table}
-        with ends_when_stopped():
-            known = agreement, tables, identity.member.name
-            accounted = recorded_run(database, files, *known) or account_run(*known)
-        training_run, privacy = accounted.training_run, accounted.privacy
-        keys = _mask_keys(MaskKeys(database, agreement.hash), identity, agreement, training_run.topology, files)
-        _reserve(spending, agreement, accounted, table, settings)
-        record_account(database, agreement, privacy)
-        del accounted  # what was traced takes memory that training may need
-        label = None if keys is None else keys.label
-        journal = Journal(Steps(database, agreement.hash), agreement.names, _spend(spending, agreement), label)
-        check_not_behind(files.folder, journal.newest(), database.path)
-        begun = journal.recorded_state()
-        if begun is not None and not resume:
-            raise InputError(
-                f"{agreement.name} was already begun with this folder", "no step is taken twice", "go on with --resume"
-            )
-        _prepare_folder(files, agreement, identity.member.name, privacy, 0 if begun is None else begun[0])
-        guarantees = PrivacyDocument.read(privacy)
-        masks = None if keys is None else PairMasks(identity.member.name, keys.keys())
-        left = spending.lineage(settings.lineage).epsilon_left()
-        run = MemberRun(
-            identity, agreement, settings, guarantees, training_run, journal, files, watch, member, masks, left, file
-        )  # fmt: skip
+        chain = [*earlier_agreements(folder, agreement, identity.member.name), agreement]
+        joining = _Joining(database, files, chain, table, settings, resume, watch, file)
         until.enter_context(threads(agreement.experiment.machine.threads))
-        try:
-            seconds, scores = run.play(begun)
-        except BaseException:
-            if database.is_usable:
-                spending.withdraw(agreement.hash)
-            raise
-        in_all = spending.lineage(settings.lineage).spent_in_all(privacy["delta"])
-        result = run.finish(privacy, seconds, scores, in_all)
+        begun, state = joining.entered(), None
+        for number, one in enumerate(chain[begun:], begun):
+            if number > begun:
+                joining.enter(one, state)
+            part, own = joining.part(number), load_identity(folder, one)
+            if part.is_last or (time_problem(own.member) is None and joining.is_ahead(part)):
+                found = joining.play(own, part)
+                state = found.run.journal.state
+            elif recorded := joining.steps.recorded_state():
+                state = recorded[1]
+        spending, delta = Spending(database), found.privacy["delta"]
+        in_all = spending.lineage(settings.lineage).spent_in_all(delta)
+        result = found.run.finish(found.privacy, found.seconds, found.scores, in_all)
         flush_folder(files.folder)
         _close(database, agreement)
         return result
+
+
+class _Played(NamedTuple):
+    """What was played, as what it is accounted for, how long it took, and how well the model does."""
+
+    run: MemberRun
+    privacy: Document
+    seconds: float
+    scores: Document
+
+
+@dataclass(frozen=True)
+class _Joining:
+    """What a member brings along for its run. `chain` are the agreements that it is played under, one after another."""
+
+    database: Database
+    files: RunFiles
+    chain: Sequence[Agreement]
+    table: Table
+    settings: MemberSettings
+    resume: bool
+    watch: Watch
+    file: Path
+
+    @property
+    def steps(self) -> Steps:
+        """All that was sent in this run."""
+        return Steps(self.database, self.chain[-1].run)
+
+    def entered(self) -> int:
+        """Which agreement of the chain was begun last; refused where that is another one, or this member has left."""
+        hashes = [one.hash for one in self.chain]
+        last = next(reversed(self.steps.amendments()), hashes[0])
+        if last not in hashes:
+            found = "this member has left it" if last is None else f"it was amended by {last[:8]}"
+            raise InputError(
+                f"{self.file}: {found}", "what no longer holds is not played", "take part in the agreement that holds"
+            )
+        return hashes.index(last)
+
+    def enter(self, one: Agreement, state: bytes | None) -> None:
+        """From now on this agreement holds for this member; what it was about to do under the one before is over."""
+        newest = self.steps.newest()
+        begins = one.since if newest is None else max(one.since, newest.round + 1)
+        self.steps.record_amended(one.hash, begins, None if newest is None else state)
+        self.watch.event("amended", {"round": begins})
+
+    def part(self, number: int) -> Part:
+        """What is played under an agreement of the chain."""
+        one, entered, following = self.chain[number], self.steps.amendments(), self.chain[number + 1 :]
+        begins = [entered.get(each.hash, each.since) for each in self.chain]
+        earlier = tuple(
+            Earlier(until, bytes.fromhex(each.hash), _numbers(one, each))
+            for each, until in zip(self.chain[:number], begins[1:], strict=False)
+        )
+        ends = following[0].since if following else one.training.rounds
+        return Part(one, begins[number], ends, earlier, following[0] if following else None)
+
+    def is_ahead(self, part: Part) -> bool:
+        """Whether rounds of a part are still to be played."""
+        newest = self.steps.newest()
+        return newest is None or newest.round < part.ends
+
+    def play(self, identity: Identity, part: Part) -> _Played:
+        """Account for a part, reserve what it costs, and play it."""
+        agreement, files, settings, name = part.agreement, self.files, self.settings, identity.member.name
+        database, spending = self.database, Spending(self.database)
+        with ends_when_stopped():
+            known = agreement, {name: self.table}, name
+            accounted = recorded_run(database, files, *known) or account_run(*known)
+        training_run, privacy = accounted.training_run, accounted.privacy
+        keys = _mask_keys(MaskKeys(database, agreement.hash), identity, agreement, training_run.topology, files)
+        _reserve(spending, agreement, accounted, self.table, settings)
+        record_account(database, agreement, privacy)
+        del accounted  # what was traced takes memory that training may need
+        label = None if keys is None else keys.label
+        steps = Steps(database, agreement.run, agreement.hash)
+        journal = Journal(steps, agreement.names, _spend(spending, agreement), label)
+        check_not_behind(files.folder, journal.newest(), database.path)
+        begun = journal.recorded_state()
+        if begun is not None and not self.resume:
+            raise InputError(
+                f"{agreement.name} was already begun with this folder", "no step is taken twice", "go on with --resume"
+            )
+        for one in self.chain[: self.chain.index(agreement)]:
+            write_text(files.folder / f"agreement-{one.hash[:8]}.toml", one.toml(), private=True)
+        _prepare_folder(files, agreement, name, privacy, part.begins if begun is None else begun[0])
+        masks = None if keys is None else PairMasks(name, keys.keys())
+        left = spending.lineage(settings.lineage).epsilon_left()
+        run = MemberRun(
+            identity, part, settings, PrivacyDocument.read(privacy), training_run, journal, files, self.watch,
+            member_number(agreement, identity), masks, left, self.file,
+        )  # fmt: skip
+        try:
+            return _Played(run, privacy, *run.play(begun))
+        except BaseException:
+            if database.is_usable:
+                spending.withdraw(agreement.run)
+            raise
+
+
+def _numbers(now: Agreement, then: Agreement) -> dict[int, int]:
+    """The numbers that members of an agreement had in an earlier one."""
+    return {number: then.names.index(name) for number, name in enumerate(now.names) if name in then.names}
+
+
+def leave_federation(folder: Path, agreement: Agreement) -> RunSpending:
+    """Send nothing more in the run of an agreement; what it has spent. Again, it is the same."""
+    with owner_only(), open_ledger(folder / LEDGER) as database:
+        steps, spending = Steps(database, agreement.run), Spending(database)
+        found = spending.run(agreement.run)
+        if found is None:
+            raise InputError(
+                f"{agreement.name} was never begun with this folder", "nothing of it was sent", "leave it at that"
+            )
+        if next(reversed(steps.amendments()), "") is not None:
+            newest = steps.newest()
+            steps.record_amended(None, 0 if newest is None else newest.round + 1, None)
+        _close(database, agreement)
+        return spending.run(agreement.run) or found
 
 
 def _close(database: Database, agreement: Agreement) -> None:
@@ -145,13 +254,14 @@ def _close(database: Database, agreement: Agreement) -> None:
 
     All of them may be repeated: whoever was killed here starts again, and finds the result.
     """
-    steps = Steps(database, agreement.hash)
+    steps = Steps(database, agreement.run)
     steps.erase_noise()
     steps.forget(Place(agreement.training.rounds, 0))
-    MaskKeys(database, agreement.hash).erase()
+    for one in {agreement.run, agreement.hash, *filter(None, steps.amendments())}:
+        MaskKeys(database, one).erase()
     spending = Spending(database)
-    if spending.recorded(agreement.hash) is not None:
-        spending.settle(agreement.hash)
+    if spending.recorded(agreement.run) is not None:
+        spending.settle(agreement.run)
     database.shrink()
 
 
@@ -162,7 +272,7 @@ def _mask_keys(
     if not agreement.has_secure_sums:
         return None
     if not keys.were_made:
-        if files.folder.exists():
+        if files.folder.exists() and Spending(keys.database).recorded(agreement.run) is None:
             raise InputError(
                 f"{files.folder} exists, but {keys.database.path} knows of no masks",
                 "with a ledger that was lost or restored, masks could be used a second time",
@@ -181,7 +291,7 @@ def _reserve(
     if budget is not None:
         spending.set_budget(budget, settings.lineage)
     planned = planned_run(
-        PrivacyDocument.read(accounted.privacy), run=agreement.hash, name=agreement.name, data=_fingerprint(table)
+        PrivacyDocument.read(accounted.privacy), run=agreement.run, name=agreement.name, data=_fingerprint(table)
     )
     try:
         spending.reserve(planned, settings.lineage, loss_after=accounted.loss_after)
@@ -205,7 +315,7 @@ def _spend(spending: Spending, agreement: Agreement) -> Callable[[int], None]:
     def before(round: int) -> None:
         nonlocal covered
         if round > covered:
-            covered = spending.spend(agreement.hash, round)
+            covered = spending.spend(agreement.run, round)
 
     return before
 

@@ -142,19 +142,18 @@ class Journal:
         """The newest place that is recorded."""
         return self._steps.newest()
 
-    def recorded_state(self) -> tuple[int, bytes] | None:
-        """The newest round that was begun, and the state before it."""
-        newest = self.newest()
-        found = None if newest is None else self._steps.step(Place(newest.round, 0))
-        return None if found is None or newest is None or found.model is None else (newest.round, found.model)
+    def recorded_state(self) -> tuple[int, bytes | None] | None:
+        """The newest round that was begun, and the state before it, if it is not the start."""
+        return self._steps.recorded_state()
 
     def steps_recorded(self) -> int:
         """How many steps were recorded for sending, by this process and earlier ones."""
         return self._steps.count()
 
-    def pending(self) -> dict[Place, dict[MemberNumber, bytes]]:
-        """Payloads that neighbours may still be waiting for."""
-        return {place: self._by_number(payloads) for place, payloads in self._steps.pending().items()}
+    def pending(self, since: int = 0) -> dict[Place, dict[MemberNumber, bytes]]:
+        """Payloads of rounds from one on that neighbours may still be waiting for."""
+        found = self._steps.pending()
+        return {place: self._by_number(payloads) for place, payloads in found.items() if place.round >= since}
 
     def seen(self, rules: LinkRules) -> dict[MemberNumber, Receipt]:
         """What was received last from each neighbour."""
@@ -173,7 +172,7 @@ class Journal:
             self._steps.check_receipt(self._names[member], receipt)
 
     def _by_number(self, payloads: Mapping[str, bytes]) -> dict[MemberNumber, bytes]:
-        return {self._numbers[name]: payload for name, payload in payloads.items()}
+        return {self._numbers[name]: payload for name, payload in payloads.items() if name in self._numbers}
 
 
 def encode_arrays(named: Mapping[str, Reals]) -> bytes:

@@ -13,9 +13,11 @@ the sum is out of range, v knows nothing, and does not ask again.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,9 +90,25 @@ class PayloadRule:
             raise Refused(Reason.RANGE) from None
 
 
+PROVEN = struct.Struct("<III")
+"""A place and a receiver, as they enter a tag."""
+
+
+class Earlier(NamedTuple):
+    """An agreement that held before a round, and the numbers in it of those who are members now."""
+
+    before: int
+    agreement: bytes
+    numbers: Mapping[MemberNumber, MemberNumber]
+
+
 @dataclass(frozen=True)
 class LinkRules:
-    """What the agreement says about one member's links: who speaks to whom, and what messages must be."""
+    """What the agreement says about one member's links: who speaks to whom, and what messages must be.
+
+    `earlier` are those that it amends, as this member has played them, the first of them first; who is `leaving` has no
+    part in the one that amends it.
+    """
 
     agreement: bytes
     member: MemberNumber
@@ -99,6 +117,21 @@ class LinkRules:
     rounds: int
     steps: int
     payload: PayloadRule
+    earlier: tuple[Earlier, ...] = ()
+    leaving: frozenset[MemberNumber] = frozenset()
+
+    @property
+    def since(self) -> int:
+        """The first round under this agreement."""
+        return self.earlier[-1].before if self.earlier else 0
+
+    def proven(self, place: Place, receiver: MemberNumber) -> bytes:
+        """What a tag is about: the agreement that held then, the place, and the receiver's number in it."""
+        for one in self.earlier:
+            if place.round < one.before:
+                number = one.numbers.get(receiver, receiver)
+                return one.agreement + PROVEN.pack(*place, number)
+        return self.agreement + PROVEN.pack(*place, receiver)
 
     @property
     def neighbours(self) -> frozenset[MemberNumber]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import struct
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -162,11 +161,12 @@ class Links(ABC):
     def meet(self, patience: float, enough: int | None = None) -> Set[MemberNumber]:
         """Wait until every neighbour has said hello once, or has another agreement; who has not said it.
 
-        With `enough`, no longer than until so many have.
+        With `enough`, no longer than until so many have. Where this is an amendment, others may have it soon, too.
         """
+        disagreeing = set() if self.rules.earlier else self._disagreeing
         self._wait(
             lambda: (
-                self._claims.keys() | self._disagreeing >= self.neighbours
+                self._claims.keys() | disagreeing | self.rules.leaving >= self.neighbours
                 or (enough is not None and len(self._claims) >= enough)
             ),
             patience,
@@ -226,7 +226,11 @@ class Links(ABC):
                 frames += [(one, self.hello(one)) for one in sorted(self._greeted)]
             self._ended = True
         self._transmit_all(frames)
-        return self._wait_and_tell(end, lambda: {one for one in members if not self.has_ended(one)}, patience)
+
+        def missing() -> Set[MemberNumber]:
+            return {one for one in members - self._disagreeing if not self.has_ended(one)}
+
+        return self._wait_and_tell(end, missing, patience)
 
     def forget(self, before: Place) -> None:
         """Send payloads of earlier places no more."""
@@ -535,10 +539,6 @@ class Mailbox:
         return found
 
 
-PROVEN = struct.Struct("<III")
-"""A place and a receiver, as they enter a tag."""
-
-
 @dataclass
 class SentPayload:
     """A payload with its SHA-256, and whether its receiver has acknowledged it."""
@@ -559,7 +559,7 @@ class Outbox:
     """
 
     def __init__(self, rules: LinkRules, key: bytes) -> None:
-        self._agreement, self._key = rules.agreement, key
+        self._rules, self._key = rules, key
         self._sent: dict[MemberNumber, dict[Place, SentPayload]] = {receiver: {} for receiver in rules.receivers}
         self.receipts: dict[MemberNumber, Receipt] = {}
 
@@ -571,7 +571,7 @@ class Outbox:
 
     def tag(self, receiver: MemberNumber, place: Place, digest: bytes) -> bytes:
         """What goes along with a message, and comes back with its receipts."""
-        return hmac.digest(self._key, self._agreement + PROVEN.pack(*place, receiver) + digest, "sha256")
+        return hmac.digest(self._key, self._rules.proven(place, receiver) + digest, "sha256")
 
     def note(self, receiver: MemberNumber, receipt: Receipt) -> None:
         """A neighbour says what it has; that it has other bytes than were sent is only noted. Forged ones are refused.

@@ -2,6 +2,7 @@
 
 settings.toml       where its data lies, its budget, its patience: never sent
 confirmed.json      the fingerprints that were compared, by agreement
+signed.json         from which round the agreements are amended that this member has signed amendments of
 ledger.db           every step before it is sent, and what has been spent
 runs/NAME-HASH/     one run
 """
@@ -9,7 +10,7 @@ runs/NAME-HASH/     one run
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,6 +27,7 @@ from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.lineages import Budget, Lineage
 from sottovoce.ledger.payloads import Place
 from sottovoce.ledger.spending import DEFAULT, Spending
+from sottovoce.ledger.steps import AMENDED
 from sottovoce.run.layout import REMEDY, RULE, RunFiles, is_locked
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.support.config import Document, Section, parse_section, read_settings_file
@@ -38,7 +40,7 @@ ATTENDANCE = "attendance.jsonl"
 
 def run_folder(folder: Path, agreement: Agreement) -> Path:
     """Where the run of an agreement lies."""
-    return folder / "runs" / f"{agreement.name.replace('/', '-')}-{agreement.hash[:8]}"
+    return folder / "runs" / f"{agreement.name.replace('/', '-')}-{agreement.run[:8]}"
 
 
 def whole_lines(path: Path) -> list[str]:
@@ -126,6 +128,22 @@ def _confirmed(folder: Path) -> Document:
     return read_settings_file(path) if path.exists() else {}
 
 
+SIGNED = "signed.json"
+
+
+def signed_amendments(folder: Path) -> dict[str, int]:
+    """From which round the amendments hold that this member has signed, by the agreement that each amends."""
+    path = folder / SIGNED
+    return dict(read_settings_file(path)) if path.exists() else {}
+
+
+def note_signed(folder: Path, agreement: Agreement) -> None:
+    """Note that this member has signed an amendment, or another one in its place."""
+    if agreement.amends is not None:
+        found = {**signed_amendments(folder), agreement.amends.agreement: agreement.since}
+        write_text(folder / SIGNED, json_text(found), private=True)
+
+
 @dataclass(frozen=True)
 class RunStatus:
     """One run of a member: the rounds that were played, and who was heard in the last step and who was missing.
@@ -164,10 +182,10 @@ def member_status(folder: Path, stalled: float = 3600.0) -> MemberStatus:
     A run that no process plays, or in which no step has ended for `stalled` seconds, is a problem.
     """
     member = public_part(folder)
-    lineages = _lineages(folder / LEDGER)
+    lineages, left = _lineages(folder / LEDGER)
     recorded = {run.planned.run: run.round for lineage in lineages for run in lineage.runs}
     runs = sorted(path for path in (folder / "runs").glob("*") if (path / "agreement.toml").exists())
-    running, found = is_locked(folder / LOCK), tuple(_run_status(path, recorded) for path in runs)
+    running, found = is_locked(folder / LOCK), tuple(_run_status(path, recorded, left) for path in runs)
     problems = tuple(_problems(member, running, found, stalled))
     return MemberStatus(member, running, found, lineages, problems)
 
@@ -227,20 +245,25 @@ def _as_written(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: damaged", "it is written by sotto peer join", "remove the line") from None
 
 
-def _run_status(folder: Path, recorded: Mapping[str, int]) -> RunStatus:
+def _run_status(folder: Path, recorded: Mapping[str, int], left: Set[str]) -> RunStatus:
     """What was spent is that of all rounds that are recorded for sending, which may be more than were heard."""
     files, agreement = RunFiles(folder), read_agreement(folder / "agreement.toml")
     rounds, heard, missing = last_attendance(folder)
     document = files.document(files.privacy)
     privacy = None if document is None else PrivacyDocument.read(document)
-    sent, total = max(rounds, recorded.get(agreement.hash, 0)), agreement.training.rounds
+    sent, total = max(rounds, recorded.get(agreement.run, 0)), agreement.training.rounds
     spent, planned = (None if privacy is None else privacy.epsilon_after(at) for at in (sent, total))
     ended = datetime.fromtimestamp((folder / ATTENDANCE).stat().st_mtime, UTC) if rounds else None
-    return RunStatus(agreement, folder, files.result.exists(), rounds, spent, planned, heard, missing, ended)
+    return RunStatus(
+        agreement, folder, files.result.exists() or agreement.run in left, rounds, spent, planned, heard, missing, ended
+    )
 
 
-def _lineages(ledger: Path) -> tuple[Lineage, ...]:
+def _lineages(ledger: Path) -> tuple[tuple[Lineage, ...], set[str]]:
+    """The lineages of a ledger, and the runs that this member has left."""
     if not ledger.exists():
-        return ()
+        return (), set()
     with open_ledger(ledger, read_only=True) as database:
-        return tuple(Spending(database).lineages())
+        return tuple(Spending(database).lineages()), {
+            one.key for one in database.entries(AMENDED) if not one.body["by"]
+        }

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
+import torch
 
 from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.arrays import numpy_dtype, to_numpy
+from sottovoce.core.loop import start_run
 from sottovoce.core.messages import Traffic
 from sottovoce.core.pair_masks import PairMasks
 from sottovoce.core.secret_source import SecretSource
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, PeerLost
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.attendance import Absences, Enough, StepAttendance
 from sottovoce.federation.events import REFUSALS, Connected, Left, LinkEvent, Lost, link_event, named_keys
@@ -32,13 +34,13 @@ from sottovoce.federation.identity import (
     time_problem,
 )
 from sottovoce.federation.journal import Journal, decode_state, encode_state
-from sottovoce.federation.link_rules import LinkRules, link_rules
+from sottovoce.federation.link_rules import Earlier, LinkRules, link_rules
 from sottovoce.federation.links import Clock
-from sottovoce.federation.member_folder import ATTENDANCE, MemberSettings, heard_over_run
+from sottovoce.federation.member_folder import ATTENDANCE, MemberSettings, heard_over_run, signed_amendments
 from sottovoce.federation.metrics import Metrics
 from sottovoce.federation.peer_transport import PeerTransport
 from sottovoce.federation.secure_grpc import LinkSettings
-from sottovoce.ledger.payloads import FIRST, Place
+from sottovoce.ledger.payloads import Place
 from sottovoce.report.page import write_page_of
 from sottovoce.run.fingerprint import public_fingerprint
 from sottovoce.run.folder_check import FolderCheck
@@ -69,14 +71,41 @@ class Watch:
     metrics: Metrics = field(default_factory=Metrics)
 
 
-def rules_of(agreement: Agreement, training_run: TrainingRun, member: int) -> LinkRules:
+@dataclass(frozen=True)
+class Part:
+    """What is played under one agreement: from the round in which it begins to before the one in which it ends.
+
+    `earlier` are the agreements that were played before it, `following` is the one that amends it.
+    """
+
+    agreement: Agreement
+    begins: int
+    ends: int
+    earlier: tuple[Earlier, ...]
+    following: Agreement | None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether none follows."""
+        return self.following is None
+
+    @property
+    def leaving(self) -> frozenset[int]:
+        """Who has no part in the following one."""
+        stay = set(self.agreement.names if self.following is None else self.following.names)
+        return frozenset(number for number, name in enumerate(self.agreement.names) if name not in stay)
+
+
+def rules_of(part: Part, training_run: TrainingRun, member: int) -> LinkRules:
     """What this member's links accept."""
+    agreement = part.agreement
     start = training_run.starting_models(np.array([member]))
-    return link_rules(
+    rules = link_rules(
         bytes.fromhex(agreement.hash), training_run.algorithm, training_run.topology, member,
         rounds=training_run.rounds, dimension=int(start.shape[1]), precision=numpy_dtype(start),
         message_range=(agreement.message_range[0], agreement.message_range[1]),
     )  # fmt: skip
+    return replace(rules, rounds=part.ends, earlier=part.earlier, leaving=part.leaving)
 
 
 @dataclass(frozen=True)
@@ -84,7 +113,7 @@ class MemberRun:
     """One member's rounds. `budget_left` is what the budget of its data has left, if it has one."""
 
     identity: Identity
-    agreement: Agreement
+    part: Part
     settings: MemberSettings
     privacy: PrivacyDocument
     training_run: TrainingRun
@@ -96,20 +125,37 @@ class MemberRun:
     budget_left: float | None
     file: Path
 
-    def play(self, begun: tuple[int, bytes] | None) -> tuple[float, Document]:
-        """Play the rounds that are left, and write the model at the end; the seconds it took, and how well it does."""
+    @property
+    def agreement(self) -> Agreement:
+        """What is played under."""
+        return self.part.agreement
+
+    def play(self, begun: tuple[int, bytes | None] | None) -> tuple[float, Document]:
+        """Play the rounds that are left, and write the model at the end; the seconds it took, and how well it does.
+
+        Of a part that another one follows only the state at its end is kept, in the journal. If members have gone on to
+        that one, and need not be heard, so does this one.
+        """
         started = time.monotonic()
         self._begin_metrics()
         with self._links(begun) as links, open_to_append(self.files.folder / ATTENDANCE) as attendance:
             transport = self._transport(links, attendance, is_new=begun is None)
             part = self.training_run.keyed(self._source()).hosted_by(transport)
-            state = _state_before(part, begun)
+            state = self._state_before(part, transport, begun)
             self.journal.state = encode_state(state.loop_state)
+            self._refuse_amended(state.rounds)
             with open_to_append(self.files.metrics) as metrics:
-                for _, now in part.play(state):
-                    state = now
-                    self.journal.state = encode_state(state.loop_state)
-                    self._after_round(part, transport, state, time.monotonic() - started, metrics)
+                try:
+                    for _, now in part.play(state):
+                        state = now
+                        self.journal.state = encode_state(state.loop_state)
+                        self._after_round(part, transport, state, time.monotonic() - started, metrics)
+                        self._refuse_amended(state.rounds)
+                except PeerLost:
+                    if self.part.is_last or self._all_are_needed(transport):
+                        raise
+                if not self.part.is_last:
+                    return time.monotonic() - started, {}
                 if state.rounds < part.rounds:  # after a restart the last rounds may be left out
                     end = state._replace(rounds=part.rounds)
                     self._after_round(part, transport, end, time.monotonic() - started, metrics)
@@ -119,6 +165,35 @@ class MemberRun:
         write(self.files.member_model, lambda file: write_npz(file, {"about": about, "model": model}), private=True)
         scores = part.task.score(part.models(state)[0], self.agreement.metrics.test_rows)
         return time.monotonic() - started, scores
+
+    def _state_before(
+        self, part: TrainingRun, transport: PeerTransport, begun: tuple[int, bytes | None] | None
+    ) -> RunState:
+        """The state before the round at hand: the recorded one, or the start. Who comes starts near the others."""
+        start, (round, stored) = part.before(), begun or (self.part.begins, None)
+        if stored is not None:
+            return RunState(round, decode_state(stored, start.loop_state), Traffic(0, 0), 0)
+        amends = self.agreement.amends
+        if amends is not None and self.journal.newest() is None:
+            others = transport.rules.senders - {self.agreement.names.index(name) for name in amends.came}
+            heard = transport.heard_models(others, round)
+            if heard is not None:
+                rows = transport.start(lambda _: torch.from_numpy(heard), None)
+                _, loop_state = start_run(part.algorithm, part.topology, rows, part.rounds)
+                start = start._replace(loop_state=loop_state)
+        return start._replace(rounds=round)
+
+    def _all_are_needed(self, transport: PeerTransport) -> bool:
+        return transport.why_all is not None or self.masks is not None
+
+    def _refuse_amended(self, round: int) -> None:
+        """Play no round of an agreement from which its amendment holds, once this member has signed that."""
+        signed = signed_amendments(self.identity.folder).get(self.agreement.hash)
+        if self.part.is_last and signed is not None and round >= signed:
+            raise InputError(
+                f"round {round} of {self.agreement.name}", f"this member signed an amendment from round {signed} on",
+                "give the amendment, signed by all who stay, to sotto peer join --resume",
+            )  # fmt: skip
 
     def finish(self, privacy: Document, seconds: float, scores: Document, in_all: Document) -> Document:
         """Write the result and the page."""
@@ -137,24 +212,25 @@ class MemberRun:
         return result
 
     @contextmanager
-    def _links(self, begun: tuple[int, bytes] | None) -> Iterator[GrpcLinks]:
-        rules = rules_of(self.agreement, self.training_run, self.member)
+    def _links(self, begun: tuple[int, bytes | None] | None) -> Iterator[GrpcLinks]:
+        rules = rules_of(self.part, self.training_run, self.member)
         links = GrpcLinks(
             rules, self.identity, {one: self.agreement.members[one] for one in rules.neighbours}, report=self._report,
             bind=self.settings.bind, settings=LinkSettings(through_proxy=self.settings.through_proxy),
-            at=FIRST if begun is None else Place(begun[0], 0), seen=self.journal.seen(rules),
+            at=Place(self.part.begins if begun is None else begun[0], 0), seen=self.journal.seen(rules),
             key_hashes=self.agreement.key_hashes,
         )  # fmt: skip
         with links, signals_wait(links.stop):
-            for place, payloads in self.journal.pending().items():
+            for place, payloads in self.journal.pending(self.part.begins).items():
                 links.send(place, payloads)
             yield links
 
     def _transport(self, links: GrpcLinks, attendance: TextIO, *, is_new: bool) -> PeerTransport:
         settings, agreement = self.settings, self.agreement
+        pause = agreement.longest_pause if self.part.is_last else min(agreement.longest_pause, settings.gather)
         return PeerTransport(
             self.training_run.algorithm, self.training_run.topology, links, seconds=settings.patience,
-            gather=settings.gather, enough=Enough(agreement.least_heard, agreement.longest_pause), journal=self.journal,
+            gather=settings.gather, enough=Enough(agreement.least_heard, pause), journal=self.journal,
             clock=Clock(), tell=_Told(self, links, attendance, is_new), masks=self.masks,
         )  # fmt: skip
 
@@ -302,12 +378,3 @@ def own_figures(part: TrainingRun, state: RunState, test_rows: int | None) -> di
 
 def _alone(value: float) -> dict[str, JSON]:
     return dict.fromkeys(("mean", "min", "max", "average"), value)
-
-
-def _state_before(part: TrainingRun, begun: tuple[int, bytes] | None) -> RunState:
-    """The state before the round at hand: the recorded one, or the start."""
-    start = part.before()
-    if begun is None:
-        return start
-    round, stored = begun
-    return RunState(round, decode_state(stored, start.loop_state), Traffic(0, 0), 0)

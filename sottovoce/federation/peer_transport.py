@@ -99,7 +99,8 @@ class PeerTransport(ShardTransport):
     @cached_property
     def attendance(self) -> Attendance:
         """Whom this member waits for."""
-        return Attendance(-(-(AHEAD + 1) // self.rules.steps), all_needed=self.why_all is not None)
+        slack = -(-(AHEAD + 1) // self.rules.steps)
+        return Attendance(slack, all_needed=self.why_all is not None, leaving=self.rules.leaving)
 
     @cached_property
     def sums(self) -> MaskedSums | None:
@@ -118,7 +119,7 @@ class PeerTransport(ShardTransport):
         What was recorded is replayed first, and a round that was begun is ended. A round that is earlier than a
         recorded one was left out then, and stays so. Whoever needs nobody's messages any more meets nobody.
         """
-        newest, joined = self.journal.newest(), first
+        newest, joined, last = self.journal.newest(), first, min(last, self.rules.rounds)
         if not self._is_recorded(self.rules.later(Place(last, 0), -1)):
             unmet = self._gathered(0 if newest is None else newest.round)
             if self.sums is not None:
@@ -134,6 +135,19 @@ class PeerTransport(ShardTransport):
         if not self.journal.has_ended():
             self._serve_until_all_ended(Place(last, 0))
         self.journal.check_receipts(self.links.receipts())
+
+    def heard_models(self, senders: Set[MemberNumber], round: int) -> arrays.Reals | None:
+        """The mean of what some members send in the round in which this one would begin; None where nobody is heard."""
+        rule = self.rules.payload
+        if not senders or rule.masked or rule.decompress is not None or rule.largest_weight is not None:
+            return None
+        self._gathered(round)
+        place = Place(self._round_to_join(round, self.rules.rounds), 0)
+        heard = self.links.receive(place, senders, self.seconds)
+        if not heard:
+            return None
+        rows = [np.frombuffer(payload, rule.precision.newbyteorder("<")) for payload in heard.values()]
+        return np.mean(rows, axis=0, keepdims=True).astype(rule.precision)
 
     def _gathered(self, round: int) -> Set[MemberNumber]:
         """Who is not there, once this process has waited for all and enough of them are.
@@ -190,10 +204,12 @@ class PeerTransport(ShardTransport):
                 "neighbour "
                 f"has said which round it is in, so that no mask is used twice; {GO_ON}"
             )
-        received = [receipt.place.round for receipt in self.links.receipts().values()]
-        if newest is None and not received:
-            return 0
-        begun = 0 if newest is None else newest.round + 1
+        since = self.rules.since
+        rounds = [receipt.place.round for receipt in self.links.receipts().values()]
+        received = [round for round in rounds if round >= since]
+        if (newest is None or newest.round < since) and not received:
+            return since
+        begun = since if newest is None else max(since, newest.round + 1)
         claimed = [one.round for one in self._believed(begun)]
         fresh = min(max(begun, 1 + max(claimed + received)), last)
         if fresh > begun:
@@ -208,7 +224,9 @@ class PeerTransport(ShardTransport):
 
     def _serve_until_all_ended(self, end: Place) -> None:
         """Send messages again to whoever was killed with them, until neighbours have all they need or patience ends."""
-        left = self.patience.wait(end, self._awaited(self.rules.neighbours, end), self.links.unended)
+        left = self.patience.wait(
+            end, self._awaited(self.rules.neighbours - self.rules.leaving, end), self.links.unended
+        )
         self.journal.end(left)
         if left:
             self.tell("unended", members=left)

@@ -160,6 +160,7 @@ def _rehearsed(document: Document, settings: Path, names: dict[str, bool], folde
     if "members" not in document:
         return assemble_agreement(settings, [folder / f"{name}{SUFFIX}" for name in names])
     members = [{**made[one["name"]].model_dump(), "rows": one["rows"]} for one in document["members"]]
+    document.pop("amends", None)
     return parse_agreement({**document, "nonce": secrets.token_hex(NONCE_BYTES), "members": members}, str(settings))
 
 

@@ -84,7 +84,7 @@ class Spending:
         table can be replaced, and what is reserved stays reserved, in the same lineage.
         """
         found = self.lineage(lineage)
-        before = self._run(planned.run)
+        before = self.run(planned.run)
         if before is not None and before.lineage != lineage:
             raise InputError(
                 f"run {planned.name}: in lineage {before.lineage}",
@@ -128,7 +128,7 @@ class Spending:
 
     def recorded(self, run: str) -> int | None:
         """The last round of a run that is covered by what is recorded; None where the run is not in this ledger."""
-        found = self._run(run)
+        found = self.run(run)
         return None if found is None else found.round
 
     def settle(self, run: str) -> None:
@@ -153,11 +153,12 @@ class Spending:
                 "leave out noise_key, or give another name or seed",
             )  # fmt: skip
 
-    def _run(self, run: str) -> RunSpending | None:
+    def run(self, run: str) -> RunSpending | None:
+        """How a run stands; None where it is not in this ledger."""
         return next((one for found in self.lineages() for one in found.runs if one.planned.run == run), None)
 
     def _known(self, run: str) -> RunSpending:
-        found = self._run(run)
+        found = self.run(run)
         if found is None:
             raise InputError(f"run {run}: nothing is reserved", "a run reserves what it costs first", "call reserve")
         return found

@@ -30,7 +30,7 @@ from sottovoce.errors import InputError
 from sottovoce.ledger.database import Database, Entry, damaged
 from sottovoce.ledger.payloads import Place, Receipt, hashed
 
-STEP, RECEIVED, COINS, NOISE, END = "step", "received", "coins", "noise", "end"
+STEP, RECEIVED, COINS, NOISE, END, AMENDED = "step", "received", "coins", "noise", "end", "amended"
 SENT, MESSAGE, OWN = "sent", "message", "own"
 """Of receivers the hash is stored of what each gets, and the bytes once for all that get the same."""
 DIGITS = 64
@@ -65,10 +65,14 @@ class StepRecord:
 
 @dataclass(eq=False)
 class Steps:
-    """The steps of the run with this name, an agreement's hash say, in an open ledger."""
+    """The steps of the run with this name, its first agreement's hash say, in an open ledger.
+
+    `agreement` is what holds now, where that is not the first.
+    """
 
     database: Database
     run: str
+    agreement: str = ""
 
     def record_step(
         self,
@@ -110,7 +114,7 @@ class Steps:
                 enter_masks(self.database, masks, place, sent)
             self.database.store(key, MESSAGE, {sent[name]: payload for name, payload in outgoing.items()})
             self.database.store(key, OWN, kept)
-            for kind in (RECEIVED, OWN):
+            for kind in (RECEIVED, OWN, AMENDED):
                 self._drop(kind, before=Place(place.round, 0))
             if noise is not None:
                 self._drop(NOISE, before=Place(noise.since, 0))
@@ -160,11 +164,33 @@ class Steps:
     def record_end(self, unended: Sequence[str]) -> None:
         """Store that the last step is over and nothing more is sent, and which neighbours may still have wanted it."""
         with self.database.transaction():
-            self.database.add(END, self.run, {"unended": list(unended)})
+            self.database.add(END, self.agreement or self.run, {"unended": list(unended)})
 
     def has_ended(self) -> bool:
         """Whether that is stored."""
-        return bool(self.database.entries_about(END, self.run))
+        return bool(self.database.entries_about(END, self.agreement or self.run))
+
+    def record_amended(self, by: str | None, round: int, state: bytes | None) -> None:
+        """Store that rounds from this one on belong to another agreement, with the state before them; None: to none."""
+        kept = _with_keys({"": state})
+        with self.database.transaction():
+            self.database.add(AMENDED, self.run, {"by": by, "round": round, OWN: _tags(kept)})
+            self.database.store(self._key(Place(round, 0)), AMENDED, kept)
+
+    def amendments(self) -> dict[str | None, int]:
+        """The first round of each later agreement of this run, in their order."""
+        return {entry.body["by"]: entry.body["round"] for entry in self.database.entries_about(AMENDED, self.run)}
+
+    def recorded_state(self) -> tuple[int, bytes | None] | None:
+        """The newest round that was begun, or that an amendment begins with, and the state before it."""
+        newest, amended = self.newest(), self.database.entries_about(AMENDED, self.run)
+        if amended and (newest is None or newest.round < amended[-1].body["round"]):
+            place = Place(amended[-1].body["round"], 0)
+            found = self.database.stored(self._key(place), AMENDED)
+            self._check(place, _tags(found), amended[-1].body[OWN])
+            return place.round, found[""][KEY_BYTES:] if found else None
+        step = None if newest is None else self.step(Place(newest.round, 0))
+        return None if step is None or step.model is None else (step.place.round, step.model)
 
     def step(self, place: Place) -> StepRecord | None:
         """What is stored about a place; None where nothing was recorded."""
@@ -217,7 +243,7 @@ class Steps:
     def forget(self, before: Place) -> None:
         """Delete the bytes of earlier places; their hashes stay, and they are never computed again."""
         with self.database.transaction():
-            for kind in (MESSAGE, RECEIVED, OWN):
+            for kind in (MESSAGE, RECEIVED, OWN, AMENDED):
                 self._drop(kind, before=before)
 
     def receipt(self, sender: str) -> Receipt | None:

@@ -40,10 +40,14 @@ FINE = {
     "noise": "--graph ring:6 --participation 2x3",
     "paper": "muffliato theorem-2",
     "peer agree": "settings.toml Hill.member.toml",
+    "peer amend": "agreement.toml --from-round 2",
     "peer check": "agreement.toml",
     "peer init": "Hill --address hill.example:7443",
     "peer join": "agreement.toml --data table.csv",
+    "peer leave": "agreement.toml",
     "peer rehearse": "agreement.toml --data empty",
+    "peer renew": "",
+    "peer sign": "amended.toml",
     "peer status": "",
     "predict": "model --data table.csv",
     "plan": "--graph ring:6 --records 20 --rounds 6 --epsilon 2",
@@ -55,7 +59,8 @@ FINE = {
 
 WITH_ARGUMENTS = (
     "graph", "run", "attack", "audit", "compare", "report", "schema", "peer init", "peer agree", "peer check",
-    "peer join", "peer rehearse", "data inspect", "data split", "export", "paper", "predict", "plan",
+    "peer join", "peer rehearse", "peer amend", "peer leave", "peer sign", "data inspect", "data split", "export",
+    "paper", "predict", "plan",
 )  # fmt: skip
 """Commands that take words without an option's name."""
 
@@ -122,7 +127,11 @@ def wrong() -> list[tuple[str, list[str]]]:
                 lines += [(command, [option, value]) for value in values if fits(command, option, value)]
     lines += [("peer init", [name, "--no-listen"]) for name in ("", "../up", "Hill 2", "9", "x" * 64)]
     lines += [("peer agree", ["missing.toml", "file"]), ("peer agree", ["try.toml", "try.toml"])]
-    lines += [(f"peer {command}", [path]) for command in ("check", "join") for path in ("missing.toml", "try.toml")]
+    lines += [
+        (f"peer {command}", [path])
+        for command in ("check", "join", "leave", "sign")
+        for path in ("missing.toml", "try.toml")
+    ]
     lines += [("peer rehearse", [path, "--data", "empty"]) for path in ("missing.toml", "broken.toml", "try.toml")]
     lines += [("data split", ["breast-cancer", "try.toml"]), ("data split", ["moons", "missing.toml"])]
     lines += [("data inspect", [path]) for path in ("missing.csv", "file", ".", "", "one.csv", "binary.csv")]

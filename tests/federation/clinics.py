@@ -118,7 +118,7 @@ class Clinics:
         self, agreement: Agreement, name: str, *, resume: bool = False, settings: MemberSettings = QUICK
     ) -> dict[str, object]:
         """Take part as one of them, as `sotto peer join` does."""
-        with locked_identity(self.folder / name) as identity:
+        with locked_identity(self.folder / name, agreement) as identity:
             member_number(agreement, identity)
             table = member_table(agreement, identity, settings, self.folder / f"{name}.csv")
             events = self.events[name]
