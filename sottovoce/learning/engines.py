@@ -71,10 +71,14 @@ def engine_for(model: Model, name: str | None = None) -> Engine:
 
 @dataclass(frozen=True)
 class Functional:
-    """Node after node, so that what is taken at once changes no bit; single examples by `torch.func`, in chunks."""
+    """Node after node, so that what is taken at once changes no bit; single examples by `torch.func`, in chunks.
+
+    Inputs of examples may be several `views`, one after the other, over which their losses are averaged.
+    """
 
     model: Model
     name: str = "functional"
+    views: int = 1
     threaded = False
     """Whether several threads may ask at once, and small blocks of nodes take no longer than large ones."""
 
@@ -92,10 +96,11 @@ class Functional:
             there = stack.weights[node] > 0
             if not there.any():
                 continue
-            inputs, targets, weights = (part[node][there] for part in stack)
+            inputs = stack.inputs[node][there].view(int(there.sum()) * self.views, -1)
+            targets, weights = (part[node][there].repeat_interleave(self.views, 0) for part in stack[1:])
             leaves = {name: part.detach().requires_grad_() for name, part in layout.views(row).items()}
             with torch.enable_grad():
-                total = value(self.model.outputs_of(leaves, inputs), targets, weights)
+                total = value(self.model.outputs_of(leaves, inputs), targets, weights / self.views)
                 found = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
             rows[node] = layout.flatten(dict(zip(leaves, found, strict=True)))
         return rows
@@ -116,8 +121,8 @@ class Functional:
         layout = self.model.layout
 
         def loss(parameters: dict[str, Tensor], features: Tensor, target: Tensor) -> Tensor:
-            outputs = self.model.outputs_of(parameters, features.unsqueeze(0))
-            return self.model.loss.each(outputs, target.unsqueeze(0)).squeeze(0)
+            outputs = self.model.outputs_of(parameters, features.view(self.views, -1))
+            return self.model.loss.each(outputs, target.expand(self.views)).mean(0)
 
         return layout.flatten(vmap(grad(loss), in_dims=(None, 0, 0))(layout.views(row), inputs, targets))
 

@@ -233,8 +233,22 @@ def chain(widths: Sequence[int], activation: str = "relu", bias: bool = True) ->
     return nn.Sequential(*layers[:-1])
 
 
+class StandardConv2d(nn.Conv2d):
+    """A convolution whose weights have mean 0 and variance 1 over each output channel (weight standardisation)."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """With weights standardised, over the root of their number."""
+        spread, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
+        scale = (spread * self.weight[0].numel() + 1e-4).rsqrt()
+        return self._conv_forward(images, (self.weight - mean) * scale, self.bias)
+
+
 def small_cnn(
-    shape: tuple[int, ...], outputs: int, filters: Sequence[int] = (16, 32), groups: int = 8
+    shape: tuple[int, ...],
+    outputs: int,
+    filters: Sequence[int] = (16, 32),
+    groups: int = 8,
+    standardise: bool = False,
 ) -> nn.Sequential:
     """MAFALDA's FEMNIST net: 3 x 3 convolutions with ReLU and 2 x 2 max-pooling, group norm, one linear layer.
 
@@ -242,8 +256,9 @@ def small_cnn(
     """
     channels, height, width = shape
     layers: list[nn.Module] = []
+    convolution = StandardConv2d if standardise else nn.Conv2d
     for before, after in pairwise((channels, *filters)):
-        layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [convolution(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
         height, width = height // 2, width // 2
     last = filters[-1]
     return nn.Sequential(*layers, nn.GroupNorm(groups, last), nn.Flatten(), nn.Linear(last * height * width, outputs))
@@ -356,10 +371,17 @@ def mlp(widths: Sequence[int], *, loss: str = "cross-entropy", activation: str =
     return _named("mlp", lambda: chain(widths, activation), loss)
 
 
-def cnn(shape: tuple[int, ...], classes: int, *, filters: Sequence[int] = (16, 32), groups: int = 8) -> Model:
+def cnn(
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    filters: Sequence[int] = (16, 32),
+    groups: int = 8,
+    standardise: bool = False,
+) -> Model:
     """The small convolutional net of MAFALDA's FEMNIST experiment."""
     _check_images("cnn", shape, filters[-1:], groups)
-    return _named("cnn", lambda: small_cnn(shape, classes, filters, groups), "cross-entropy", shape)
+    return _named("cnn", lambda: small_cnn(shape, classes, filters, groups, standardise), "cross-entropy", shape)
 
 
 def gn_resnet18(shape: tuple[int, ...], classes: int, *, width: int = 64, groups: int = 32) -> Model:
@@ -465,6 +487,7 @@ def _wholes(value: object) -> TypeGuard[Sequence[int]]:
 
 SETTINGS: dict[str, tuple[Callable[[object], bool], str]] = {
     "bias": (lambda value: isinstance(value, bool), "true or false"),
+    "standardise": (lambda value: isinstance(value, bool), "true or false"),
     "hidden": (_wholes, "a list of whole numbers"),
     "filters": (lambda value: _wholes(value) and len(value) > 0, "a list of whole numbers"),
     "width": (_whole, "a whole number"),

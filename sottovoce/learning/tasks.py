@@ -36,11 +36,12 @@ from sottovoce.core.participation import Participation, Sampling
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.sensitivity import largest, per_node
 from sottovoce.errors import InputError
+from sottovoce.learning.augmentation import Views, parse_views
 from sottovoce.learning.batches import Batches, parse_batches
 from sottovoce.learning.catalogue import PublicStatistic, Targets
 from sottovoce.learning.clipping import Clipped, Clipping, clip_rows, parse_clipping
 from sottovoce.learning.datasets import Dataset, few
-from sottovoce.learning.engines import Engine, Stack, engine_for
+from sottovoce.learning.engines import Engine, Functional, Stack, engine_for
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.model_checks import check_gradients, check_model
 from sottovoce.learning.models import Model
@@ -148,13 +149,16 @@ class Task:
         local_steps: int = 1,
         step_size: float | None = None,
         weigh_nodes: str = "equal",
+        augment: str = "",
+        views: int = 1,
     ) -> Gradients:
         """The gradient that the loop calls, from batches and clipping by name or as objects."""
         drawn = parse_batches(batch, self.shards, noise_key) if isinstance(batch, str) else batch
         clipped = self._clipping(clip, bound) if isinstance(clip, str) else clip
         if clipped.by_example:
             check_gradients(self.dataset, self.model, self.dtype)
-        return Gradients(self, drawn, clipped, local_steps, step_size, weigh_nodes)
+        seen = parse_views(augment, views, self.dataset.shape if self.model.features is None else ())
+        return Gradients(self, drawn, clipped, local_steps, step_size, weigh_nodes, views=seen)
 
     def _clipping(self, kind: str, bound: float | None) -> Clipping:
         return parse_clipping(kind, bound, self.largest_gradient() if kind == "bounded" else None)
@@ -296,11 +300,12 @@ def find_device(name: str) -> torch.device:
 class DrawnExamples(NamedTuple):
     """The batches of a round: rows of the training set, and their weights, both S x N x B.
 
-    Weights are one over the divisor of the batch; zero marks padding.
+    Weights are one over the divisor of the batch; zero marks padding. `coins` are those of views, N x B x K.
     """
 
     rows: Tensor
     weights: Tensor
+    coins: Tensor | None = None
 
 
 @dataclass(eq=False, repr=False)
@@ -321,6 +326,7 @@ class Gradients:
     step_size: float | None = None
     weigh_nodes: str = "equal"
     nodes: NDArray[np.intp] | None = None
+    views: Views | None = None
     nonfinite: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -340,6 +346,15 @@ class Gradients:
                 "a record moves the points of later steps, and with them the gradients of all records",
                 "use one local step, or whole-gradient clipping",
             )
+        if self.views is not None and self.local_steps > 1:
+            raise InputError(
+                f"views of records with {self.local_steps} local steps",
+                "they are for gradients of one step",
+                "take one",
+            )
+        self._engine = self.task.engine
+        if self.views is not None:
+            self._engine = Functional(self.task.model, views=self.views.count)
         self._nodes = np.arange(there) if self.nodes is None else self.nodes
         self._memory = threading.local()
 
@@ -383,7 +398,7 @@ class Gradients:
             rows[nodes], nonfinite = self._released(drawn, points[nodes], nodes)
             counts.append(nonfinite)
 
-        for_each(act, blocks, alone=not self.task.engine.threaded)
+        for_each(act, blocks, alone=not self._engine.threaded)
         self.nonfinite += sum(counts)
         return rows
 
@@ -392,20 +407,26 @@ class Gradients:
         first, device = round * self.local_steps, self.task.device
         drawn = self.batches.draw_several(range(first, first + self.local_steps), self._nodes.tolist())
         weights = torch.from_numpy(drawn.present / self.batches.divisors[self._nodes, None])
-        return DrawnExamples(torch.from_numpy(drawn.rows).to(device), weights.to(device, self.task.dtype))
+        coins = None
+        if self.views is not None:
+            key, examples = self.batches.key, drawn.rows.shape[2]
+            coins = torch.stack([self.views.coins(key, node, round, examples) for node in self._nodes.tolist()])
+        return DrawnExamples(torch.from_numpy(drawn.rows).to(device), weights.to(device, self.task.dtype), coins)
 
     def _at_once(self, points: Tensor, drawn: DrawnExamples) -> int:
         """So many nodes that their models and inputs stay in the cache, and that every thread has a block."""
-        inputs = drawn.rows.shape[2] * self.task.inputs.shape[1]
-        if self.task.engine.threaded and points.device == CPU:
+        inputs = drawn.rows.shape[2] * self.task.inputs.shape[1] * (1 if self.views is None else self.views.count)
+        if self._engine.threaded and points.device == CPU:
             return max(1, min(CACHED // (3 * points.shape[1] + inputs), -(-len(points) // workers())))
         return max(1, GATHERED // inputs)
 
     def _released(self, drawn: DrawnExamples, points: Tensor, nodes: slice) -> Clipped:
         """What some nodes release, which stand at these points: sums along their steps."""
-        engine, clip, step_size = self.task.engine, self.clipping, self.step_size or 0.0
+        engine, clip, step_size = self._engine, self.clipping, self.step_size or 0.0
         first, *others = zip(drawn.rows[:, nodes], drawn.weights[:, nodes], strict=True)
         stack = self._gathered(*first)
+        if self.views is not None and drawn.coins is not None:
+            stack = stack._replace(inputs=self.views.of(stack.inputs, drawn.coins[nodes]))
         if clip.by_example:
             return engine.clipped(points, stack, clip)
         found = engine.total(points, stack)

@@ -84,7 +84,7 @@ def build_accountant(
     ).gradients(
         training.batch, training.clip, training.bound, local_steps=training.local_steps,
         step_size=local_step_size(experiment) if training.local_steps > 1 else None,
-        weigh_nodes=training.weigh_nodes,
+        weigh_nodes=training.weigh_nodes, augment=training.augment, views=training.views,
     )  # fmt: skip
     run = prepare_run(
         build_algorithm(experiment, gradients.participation(privacy.adjacency)), net, gradients,

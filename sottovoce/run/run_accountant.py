@@ -165,6 +165,8 @@ def _convexity(training_run: TrainingRun, system: LinearSystem) -> Convexity:
             raise Unaccountable("several local steps in each round; convex-training covers single steps")
         if isinstance(training_run.algorithm.noise, NoNoise):
             raise Unaccountable("no noise")
+        if gradients.views is not None:
+            raise Unaccountable("clipping the mean of several views of a record can move models apart")
         model = training_run.task.convex_model
         if model is None:
             raise Unaccountable(f"{training_run.task.model.name} is not known to be convex, as linear models are")

@@ -115,6 +115,7 @@ class TrainingSettings(Section):
 
     `weigh_nodes`: whether every node counts alike in the average, or by the number of its records. Of two classes, the
     second is decided for above the `threshold` on its probability. `class_weights` are public numbers by class.
+    Gradients are averaged over so many `views` of each image, which differ by what `augment` says, and then clipped.
     """
 
     rounds: int = Field(ge=1, le=10**7)
@@ -123,6 +124,8 @@ class TrainingSettings(Section):
     bound: float | None = Field(default=None, gt=0)
     local_steps: int = Field(default=1, ge=1)
     weigh_nodes: Literal["equal", "size"] = "equal"
+    augment: str = ""
+    views: int = Field(default=1, ge=1, le=1024)
     same_start: bool = True
     threshold: float = Field(default=0.5, gt=0, lt=1)
     class_weights: dict[str, ClassWeight] | None = None

@@ -91,9 +91,14 @@ MODELS = {
     "mlp": (lambda: models.mlp((64, 5, 3)), "classes"),
     "mlp of values": (lambda: models.mlp((64, 5, 1), loss="squared"), "value"),
     "cnn": (lambda: models.cnn((1, 8, 8), 3, filters=(4,), groups=2), "classes"),
+    "standard cnn": (
+        lambda: models.cnn((1, 8, 8), 3, filters=(4,), groups=2, standardise=True),
+        "classes",
+    ),
     "gn-resnet18": (lambda: models.gn_resnet18((1, 8, 8), 3, width=4, groups=2), "classes"),
     "matrix-factorisation": (lambda: models.matrix_factorisation(6, 9, rank=3), "ratings"),
     "own": (lambda: models.wrap_module(Attention(), "cross-entropy"), "classes"),
+    "head": (lambda: begun(train=["4"]), "classes"),
     "low rank": (lambda: begun(train=["2", "lora:rank=2"]), "classes"),
 }
 LARGE = "gn-resnet18"
