@@ -84,10 +84,11 @@ def noise_(
         files.write(files.check_writable(out), found.write)
     document = {"graph": net.name, **found.document()}
     times = f"{short(found.over_independent)} times less error than independent noise"
+    blind = f"{short(found.over_graph_blind)} times less than correlation that knows no graph"
     answer(
         document,
         facts(document),
-        f"{times}, {short(found.over_antipgd)} times less than AntiPGD, at the same privacy.",
+        f"{times}, {blind}, {short(found.over_antipgd)} times less than AntiPGD, at the same privacy.",
     )
 
 

@@ -10,6 +10,7 @@ Each shard is in random order, so that its first rows, or a cycle through it, ar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -87,11 +88,12 @@ def partition(
     """Assign the training rows of a data set to nodes.
 
     `how` is `iid`, `dirichlet:ALPHA` (each class spread over the nodes in Dirichlet(ALPHA) shares: the smaller ALPHA,
-    the more skewed), or `user` or `writer` (either word: rows of one group stay together, groups are spread evenly).
-    Every node gets a row, or the partition is refused. `rows` limits how many rows a node keeps. `node_names` are the
-    labels of a graph: if its nodes and the groups have the same names, each node gets the group of its name.
+    the more skewed), or `user` or `writer` (either word: rows of one group stay together, groups are spread evenly;
+    with `writer:10` each node has ten groups, and others are left out). Every node gets a row, or the partition is
+    refused. `rows` limits how many rows a node keeps. `node_names` are the labels of a graph: if its nodes and the
+    groups have the same names, each node gets the group of its name.
 
-    Guarantees: no row is assigned twice; every row is assigned, unless `rows` limits it; the same seed gives the same
+    Guarantees: no row is assigned twice; every row is assigned, unless a number limits it; the same seed gives the same
     shards; no group is split; `iid` sizes differ by at most one.
     """
     total = len(dataset.targets)
@@ -107,10 +109,12 @@ def partition(
         shards = np.array_split(rng.permutation(total), nodes)
     elif kind == "dirichlet":
         shards = _dirichlet(dataset, nodes, _alpha(how, setting), rng)
-    elif how in BY_GROUP:
-        shards = _by_group(dataset, nodes, how, rng, node_names)
+    elif kind in BY_GROUP and re.fullmatch("|[1-9][0-9]{0,8}", setting):
+        shards = _by_group(dataset, nodes, kind, rng, node_names, int(setting or 0))
     else:
-        raise InputError(f"partition {how!r}", "known: iid, dirichlet:ALPHA, user, writer", "see docs/data.md")
+        raise InputError(
+            f"partition {how!r}", "known: iid, dirichlet:ALPHA, user, writer, writer:10", "see docs/data.md"
+        )
     kept = tuple(_read_only(rng.permutation(shard)[:rows]) for shard in shards)
     return Partition(kept, how, seed, _label_skew(dataset, kept))
 
@@ -155,9 +159,14 @@ def _dirichlet(dataset: Dataset, nodes: int, alpha: float, rng: np.random.Genera
 
 
 def _by_group(
-    dataset: Dataset, nodes: int, how: str, rng: np.random.Generator, node_names: Sequence[Hashable] | None
+    dataset: Dataset,
+    nodes: int,
+    how: str,
+    rng: np.random.Generator,
+    node_names: Sequence[Hashable] | None,
+    each: int,
 ) -> list[Rows]:
-    """Groups go to the nodes of their names; otherwise to the nodes in turn, in random order."""
+    """Groups go to the nodes of their names; otherwise to nodes in turn, in random order: all, or `each` as many."""
     if dataset.groups is None:
         raise InputError(
             f"partition by {how} of {dataset.name}",
@@ -168,25 +177,26 @@ def _by_group(
     if node_of_group is not None:
         return _rows_of_owners(node_of_group[dataset.groups], nodes)
     groups, member = np.unique(dataset.groups, return_inverse=True)
-    if len(groups) < nodes:
+    if len(groups) < nodes * max(each, 1):
         raise InputError(
             f"{nodes} nodes for {len(groups)} groups of {dataset.name}",
-            f"by {how}, a node needs a group of its own",
-            f"use at most {len(groups)} nodes",
+            f"by {how}, every node needs {max(each, 1)} of them",
+            f"use at most {len(groups) // max(each, 1)} nodes",
         )
     node_of_group = np.empty(len(groups), dtype=np.int64)
-    node_of_group[rng.permutation(len(groups))] = np.arange(len(groups)) % nodes
+    turn = np.arange(len(groups))
+    node_of_group[rng.permutation(len(groups))] = np.where(turn < (nodes * each or len(groups)), turn % nodes, nodes)
     return _rows_of_owners(node_of_group[member], nodes)
 
 
 def _rows_of_owners(owner: Rows, nodes: int) -> list[Rows]:
-    """For each node the rows that it owns; refuses a node without any."""
-    counts = np.bincount(owner, minlength=nodes)
+    """For each node the rows that it owns, whose number is below that of nodes; refuses a node without any."""
+    counts = np.bincount(owner, minlength=nodes + 1)[:nodes]
     if not counts.all():
         raise InputError(
             f"node {int(np.argmin(counts))} gets no training rows", "every node needs a row", "give its group more rows"
         )
-    return np.split(np.argsort(owner, kind="stable"), np.cumsum(counts)[:-1])
+    return np.split(np.argsort(owner, kind="stable"), np.cumsum(counts))[:nodes]
 
 
 def nodes_by_name(dataset: Dataset, node_names: Sequence[Hashable] | None) -> Rows | None:
@@ -214,7 +224,7 @@ def nodes_by_name(dataset: Dataset, node_names: Sequence[Hashable] | None) -> Ro
 
 def check_names(dataset: Dataset, shards: Partition, node_names: Sequence[Hashable] | None) -> None:
     """Refuse a partition by group in which a node does not hold the rows of the group of its name."""
-    if shards.how not in BY_GROUP or dataset.groups is None:
+    if shards.how.partition(":")[0] not in BY_GROUP or dataset.groups is None:
         return
     node_of_group = nodes_by_name(dataset, node_names)
     if node_of_group is None or node_names is None:

@@ -21,6 +21,7 @@ from sottovoce.matrix_factorization.result import (
     Factorization,
     antipgd_objective,
     error_of,
+    graph_blind_objective,
     independent_objective,
     normalised,
 )
@@ -246,6 +247,7 @@ def _with_figures(found: Stored, H: Array, settings: _Settings) -> Factorization
         lower_bound=settings.form.bound_of(found.proof, H, settings.scheme),
         independent=independent_objective(H, settings.scheme),
         antipgd=antipgd_objective(H, settings.scheme),
+        graph_blind=graph_blind_objective(H, settings.scheme),
         seconds=found.seconds,
         rounds=settings.rounds,
         participation=str(settings.scheme),

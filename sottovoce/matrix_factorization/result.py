@@ -18,8 +18,8 @@ from sottovoce.support.text import JSON, to_json
 Array = NDArray[np.float64]
 
 FACTS = (
-    "objective", "lower_bound", "gap", "independent", "antipgd", "seconds", "rounds", "participation", "goal",
-    "structure", "cached",
+    "objective", "lower_bound", "gap", "independent", "antipgd", "graph_blind", "seconds", "rounds", "participation",
+    "goal", "structure", "cached",
 )  # fmt: skip
 """What a document has, besides that for which the bound holds."""
 
@@ -44,6 +44,7 @@ class Factorization:
     lower_bound: float
     independent: float
     antipgd: float
+    graph_blind: float
     seconds: float
     rounds: int
     participation: str
@@ -68,6 +69,11 @@ class Factorization:
     def over_independent(self) -> float:
         """How many times less error than independent noise at the same privacy."""
         return self.independent / self.objective
+
+    @property
+    def over_graph_blind(self) -> float:
+        """How many times less error than the correlation for training without a graph, at the same privacy."""
+        return self.graph_blind / self.objective
 
     @property
     def over_antipgd(self) -> float:
@@ -109,6 +115,18 @@ def error_of(C: Array, H: Array) -> float:
 def independent_objective(H: Array, scheme: Participation) -> float:
     """The objective of C = I: the number of participations times the trace of H."""
     return max(len(pattern) for pattern in scheme.patterns(len(H))) * float(np.trace(H))
+
+
+def graph_blind_objective(H: Array, scheme: Participation) -> float:
+    """The objective of the square root of prefix sums, with a band for each round until a record may come again.
+
+    It is near the best for training without a graph, where one model adds all steps up.
+    """
+    lag = np.arange(1, min(scheme.apart, len(H)))
+    column = np.zeros(len(H))
+    column[: len(lag) + 1] = np.cumprod([1.0, *(2 * lag - 1) / (2 * lag)])
+    root = linalg.toeplitz(column, np.zeros(len(H)))
+    return error_of(normalised(root, scheme), H)
 
 
 def antipgd_objective(H: Array, scheme: Participation) -> float:

@@ -7,6 +7,10 @@ import json
 import numpy as np
 import pytest
 
+from sottovoce import factorize, metropolis
+from sottovoce.core.participation import parse_participation
+from sottovoce.matrix_factorization.result import graph_blind_objective
+
 FLORENTINE = ("noise", "--graph", "florentine", "--weights", "uniform", "--participation", "4x16")
 
 
@@ -14,8 +18,9 @@ def test_noise_command_prints_one_document(own_cache, sotto):
     code, out, err = sotto(*FLORENTINE, "--json", "--no-cache")
     facts = json.loads(out)
     assert (code, err) == (0, "")
-    assert {"objective", "lower_bound", "gap", "independent", "antipgd", "seconds"} <= set(facts)
+    assert {"objective", "lower_bound", "gap", "independent", "antipgd", "graph_blind", "seconds"} <= set(facts)
     assert facts["lower_bound"] <= facts["objective"] <= 3257.7
+    assert facts["objective"] < facts["graph_blind"] < facts["independent"]
     assert facts["gap"] <= 1e-3
     assert not own_cache.exists()
 
@@ -74,3 +79,17 @@ def test_wrong_words_are_one_line_and_exit_code_2(words, line, sotto):
     code, out, err = sotto("noise", *words)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(line)
+
+
+def test_a_correlation_that_knows_no_graph_by_hand():
+    """Two rounds, one of them a record's: C = [[1, 0], [1/2, 1]], whose first column has the norm sqrt(1.25)."""
+    H, C = np.array([[2.0, 0.5], [0.5, 1.0]]), np.array([[1.0, 0.0], [0.5, 1.0]])
+    expected = 1.25 * np.trace(np.linalg.inv(C).T @ H @ np.linalg.inv(C))
+    assert graph_blind_objective(H, parse_participation("1x2")) == pytest.approx(expected)
+    assert graph_blind_objective(H, parse_participation("every")) == pytest.approx(2 * np.trace(H))
+
+
+def test_what_the_graph_adds_to_correlation():
+    """As docs/noise.md has it: 12 % of the error on a ring of 30."""
+    found = factorize(metropolis("ring:30"), participation="4x16", cache=False)
+    assert found.over_graph_blind == pytest.approx(1.131, abs=0.002)

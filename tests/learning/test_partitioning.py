@@ -61,6 +61,14 @@ def test_a_cap_keeps_a_part_of_the_same_shards(digits, how):
     assert capped.sizes.max == 30
 
 
+def test_so_many_groups_for_each_node_and_others_left_out(digits):
+    held = [set(digits.groups[shard]) for shard in partition(digits, 20, "writer:4").indices]
+    assert [len(groups) for groups in held] == [4] * 20
+    assert len(set.union(*held)) == 80
+    for shard, groups in zip(partition(digits, 20, "writer:4").indices, held, strict=True):
+        assert len(shard) == np.isin(digits.groups, list(groups)).sum()
+
+
 @pytest.mark.parametrize("nodes", [7, 16, 83])
 def test_groups_are_never_split_and_dealt_evenly(digits, nodes):
     shards = partition(digits, nodes, "writer", seed=3)
@@ -119,7 +127,9 @@ def test_mnist_by_writer_is_less_skewed_than_by_label(data):
     [
         (0, "iid", {}, "0 nodes; digits has 1438 training rows, and every node needs one"),
         (1439, "iid", {}, "1439 nodes; digits has 1438"),
-        (84, "user", {}, "84 nodes for 83 groups of digits; by user, a node needs a group .*; use at most 83 nodes"),
+        (84, "user", {}, "84 nodes for 83 groups of digits; by user, every node needs 1 .*; use at most 83 nodes"),
+        (28, "user:3", {}, "28 nodes for 83 groups of digits; by user, every node needs 3 .*; use at most 27 nodes"),
+        (3, "user:0", {}, "partition 'user:0'"),
         (5, "sorted", {}, "partition 'sorted'; known: iid, dirichlet:ALPHA, user, writer"),
         (5, "iid:3", {}, "partition 'iid:3'; known"),
         (5, "dirichlet", {}, "partition 'dirichlet'; ALPHA is a positive number"),
