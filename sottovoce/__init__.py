@@ -73,10 +73,10 @@ if TYPE_CHECKING:
     from sottovoce.run.build import build_run as build_run
     from sottovoce.run.execute import run_experiment as run_experiment
     from sottovoce.run.privacy_report import report_privacy as report_privacy
-    from sottovoce.run.simulation import PrivateModules as PrivateModules
+    from sottovoce.run.simulation import PrivateTraining as PrivateTraining
     from sottovoce.run.simulation import Run as Run
+    from sottovoce.run.simulation import make_private as make_private
     from sottovoce.run.simulation import simulate as simulate
-    from sottovoce.run.simulation import train_module as train_module
     from sottovoce.support.config import RecordingSettings, parse_experiment
     from sottovoce.support.own_code import code_from
     from sottovoce.tracing.basis import Coordinate
@@ -205,10 +205,10 @@ _WITH_TORCH = {
     "run.execute": ("run_experiment",),
     "run.privacy_report": ("report_privacy",),
     "run.simulation": (
-        "PrivateModules",
+        "PrivateTraining",
         "Run",
+        "make_private",
         "simulate",
-        "train_module",
     ),
 }
 """Not among what `from sottovoce import *` takes, for that would load torch."""

@@ -1,5 +1,5 @@
 """Simulation: all nodes in one process, with metrics as it goes and the privacy guarantees of the run; of a model of
-ours (`simulate`), or of a torch module with torch data sets (`train_module`).
+ours (`simulate`), or of a torch module with torch loaders (`make_private`).
 
     >>> from sottovoce import algorithm, metropolis
     >>> from sottovoce.learning.datasets import load
@@ -22,7 +22,7 @@ Noise and batches are drawn from a key of 128 secret bits, a fresh one for each 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data import Dataset as TorchDataset
 
 from sottovoce.algorithms.registry import algorithm as named_algorithm
@@ -40,7 +41,7 @@ from sottovoce.core.grid import ExactNoiseChoice
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.topologies import Topology, metropolis
 from sottovoce.errors import InputError
-from sottovoce.learning.datasets import Dataset, from_arrays
+from sottovoce.learning.datasets import Dataset, few, from_arrays
 from sottovoce.learning.models import Model, wrap_module
 from sottovoce.learning.partitioning import Partition
 from sottovoce.learning.tasks import Gradients, Task
@@ -52,6 +53,7 @@ from sottovoce.run.training_run import (
     Measurement,
     RoundCallback,
     TrainingRun,
+    measure,
     measured_rounds,
     prepare_run,
 )
@@ -141,26 +143,51 @@ def simulate(
 # --- a torch module ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class PrivateModules:
-    """The models of all nodes after training; `run` has metrics and guarantees."""
+class PrivateTraining:
+    """Training of a module at every node, round by round, in a loop of yours: `for played in private`.
 
-    run: Run
-    model: Model
+    The loop may end early. Whoever decides that looks at models that depend on rows, so that `guarantees` are about all
+    rounds that were planned.
+    """
+
+    def __init__(self, training_run: TrainingRun, model: Model, delta: float) -> None:
+        self.training_run, self.model, self.delta = training_run, model, delta
+        self.state = training_run.before()
 
     def __repr__(self) -> str:
-        return f"PrivateModules({self.run!r})"
+        return f"PrivateTraining({self.model.name}, {self.state.rounds} of {self.training_run.rounds} rounds)"
+
+    def __iter__(self) -> Iterator[int]:
+        """Play the rounds that are left; says after each how many were played."""
+        for _, state in self.training_run.play(self.state):
+            self.state = state
+            yield state.rounds
+
+    @cached_property
+    def guarantees(self) -> PrivacyReport:
+        """The account of all rounds, as of a `Run`."""
+        return report_privacy(self.training_run, delta=self.delta)
+
+    @property
+    def models(self) -> Tensor:
+        """Where every node stands, N x D."""
+        return self.training_run.models(self.state)
+
+    def measure(self) -> Measurement:
+        """Loss and metric of every node's model on the test rows."""
+        return measure(self.training_run, self.state, 0.0)
 
     def of(self, node: int) -> nn.Module:
-        """The module of one node, as it ended."""
-        if not 0 <= node < len(self.run.models):
-            raise InputError(f"node {node}", f"there are {len(self.run.models)}, from 0", "choose one of them")
-        return self._with(self.run.models[node])
+        """The module of one node."""
+        models = self.models
+        if not 0 <= node < len(models):
+            raise InputError(f"node {node}", f"there are {len(models)}, from 0", "choose one of them")
+        return self._with(models[node])
 
     @property
     def average(self) -> nn.Module:
         """The module whose parameters are the means over all nodes."""
-        return self._with(self.run.models.mean(0))
+        return self._with(self.models.mean(0))
 
     def _with(self, row: Tensor) -> nn.Module:
         trained = copy.deepcopy(self.model.module)
@@ -168,47 +195,100 @@ class PrivateModules:
         return trained
 
 
-def train_module(
+def make_private(
     module: nn.Module,
-    datasets: Sequence[TorchDataset[Any]],
+    optimizer: torch.optim.Optimizer,
+    loaders: Sequence[DataLoader[Any]],
     *,
     graph: str | Graph,
     loss: str,
     test: TorchDataset[Any],
     rounds: int,
-    learning_rate: float,
     max_grad_norm: float,
-    sample_rate: float,
     noise_multiplier: float | None = None,
-    target_epsilon: float | None = None,
-    target_delta: float = 1e-5,
+    epsilon: float | None = None,
+    delta: float = 1e-5,
+    schedule: str = "constant",
     seed: int = 0,
-) -> PrivateModules:
+) -> PrivateTraining:
     """Train a module by DP-D-SGD: Poisson batches, gradients clipped per example, Gaussian noise, gossip.
 
-    There is a data set for each node, with pairs of an input and a target; it is read once. `loss` is cross-entropy,
-    logistic or squared. Give exactly one of `noise_multiplier` (noise over `max_grad_norm`, as in Opacus) and
-    `target_epsilon`; both are about a record that is added or removed, and an adversary that sees every message. `test`
-    is public.
+    There is a loader for each node, whose data set gives pairs of an input and a target, and is read once. Loaders that
+    shuffle become Poisson batches of the same expected size, as in Opacus. All nodes begin with the module's weights,
+    which are public. `loss` is cross-entropy, logistic or squared. Give exactly one of `noise_multiplier` (noise over
+    `max_grad_norm`, as in Opacus) and `epsilon`; both are about a record that is added or removed, and an adversary
+    that sees every message. `test` is public.
     """
-    if (noise_multiplier is None) == (target_epsilon is None):
+    if (noise_multiplier is None) == (epsilon is None):
         raise InputError(
-            "both or neither of noise_multiplier and target_epsilon",
-            "exactly one of them decides the noise",
-            "give one",
+            "both or neither of noise_multiplier and epsilon", "exactly one of them decides the noise", "give one"
         )
-    data, shards = _joined(datasets, test)
+    batch, settings = _batch_rule(loaders), _step_settings(optimizer, module)
+    data, shards = _joined([loader.dataset for loader in loaders], test)
     net = metropolis(graph)
-    if net.n != len(datasets):
-        raise InputError(f"{len(datasets)} data sets", f"the graph has {net.n} nodes", "give one for each node")
-    wrapped = wrap_module(module, loss, shape=data.shape if len(data.shape) > 1 else None)
-    clipped = task_of(data, shards, wrapped).gradients(f"poisson:{sample_rate!r}", "per-example", max_grad_norm)
+    if net.n != len(loaders):
+        raise InputError(f"{len(loaders)} loaders", f"the graph has {net.n} nodes", "give one for each node")
+    trained = [name for name, value in module.named_parameters() if value.requires_grad]
+    wrapped = wrap_module(module, loss, shape=data.shape if len(data.shape) > 1 else None, given=trained)
+    clipped = task_of(data, shards, wrapped).gradients(batch, "per-example", max_grad_norm)
     sigma = 1.0 if noise_multiplier is None else noise_multiplier / 2  # ours is over the change of a replaced record
-    private = named_algorithm("dp-d-sgd", sigma=sigma, step_size=learning_rate)
-    run = simulate(
-        private, net, clipped, rounds=rounds, seed=seed, epsilon=target_epsilon, delta=target_delta,
-    )  # fmt: skip
-    return PrivateModules(run, wrapped)
+    private = named_algorithm("dp-d-sgd", sigma=sigma, schedule=schedule, rounds=rounds, **settings)
+    run = prepare_run(private, net, clipped, rounds=rounds, seed=seed)
+    if epsilon is not None:
+        run = calibrate_run(run, epsilon=epsilon, delta=delta).training_run
+    return PrivateTraining(run, wrapped, delta)
+
+
+def _batch_rule(loaders: Sequence[DataLoader[Any]]) -> str:
+    """The batches of all loaders; refused where there is no account of how they draw."""
+    found = {}
+    for node, loader in enumerate(loaders):
+        if not isinstance(loader, DataLoader) or not isinstance(loader.dataset, Sized) or not len(loader.dataset):
+            raise InputError(
+                f"loader {node} is no DataLoader, or its data set has no length, or no rows",
+                "the number of records of a node must be known", "give DataLoader(map_style_data, batch_size=...)",
+            )  # fmt: skip
+        rows, size, sampler = len(loader.dataset), loader.batch_size, loader.sampler
+        if size is not None and size >= rows and isinstance(sampler, SequentialSampler | RandomSampler):
+            found["full"] = node
+        elif size is None or not isinstance(sampler, RandomSampler) or sampler.replacement:
+            raise InputError(
+                f"loader {node} draws by {type(sampler).__name__}, {size or 'no'} rows at once",
+                "there is no account of such batches", "use DataLoader(data, batch_size=B, shuffle=True)",
+            )  # fmt: skip
+        else:
+            found[f"poisson:{size / rows:.6g}"] = node
+    if len(found) != 1:
+        raise InputError(
+            f"loaders draw {few(sorted(found))}", "all nodes draw the same share of their rows",
+            "choose batch sizes in proportion to data sets",
+        )  # fmt: skip
+    return next(iter(found))
+
+
+def _step_settings(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str, Any]:
+    """What an optimiser is here, as settings of an algorithm; refused where it is nothing."""
+    kind, groups = type(optimizer), optimizer.param_groups
+    group = groups[0]
+    known: dict[str, Any] = {"step_size": float(group["lr"])}
+    plain = not any(group.get(name) for name in ("nesterov", "dampening", "amsgrad", "maximize"))
+    if kind is torch.optim.SGD and plain and not (group["momentum"] and group["weight_decay"]):
+        if group["momentum"]:
+            known["optimizer"] = f"momentum:{group['momentum']}"
+    elif kind is torch.optim.AdamW or (kind is torch.optim.Adam and not group["weight_decay"]):
+        plain = plain and group["eps"] == 1e-8
+        known["optimizer"] = "adam:{},{}".format(*group["betas"])
+    else:
+        plain = False
+    trained = {id(value) for value in module.parameters() if value.requires_grad}
+    if not plain or len(groups) > 1 or {id(value) for value in group["params"]} != trained:
+        raise InputError(
+            f"optimizer {kind.__name__} with these settings",
+            "steps here are those of SGD with momentum or weight decay, Adam without weight decay, or AdamW, "
+            "for all trained parameters alike",
+            "use torch.optim.AdamW(module.parameters()), for example",
+        )
+    return {**known, "weight_decay": float(group["weight_decay"])}
 
 
 def _joined(datasets: Sequence[TorchDataset[Any]], test: TorchDataset[Any]) -> tuple[Dataset, Partition]:
