@@ -77,7 +77,7 @@ test-package:
 	for turn in 1 2; do SOURCE_DATE_EPOCH=$(EPOCH) build/package/tools/bin/python -m build --outdir build/package/$$turn >/dev/null; done
 	cmp build/package/1/*.whl build/package/2/*.whl
 	set -e; for python in $(PYTHONS); do \
-	  command -v $$python >/dev/null || { echo "skipped: no $$python"; continue; }; \
+	  $$python -c "" 2>/dev/null || { echo "skipped: no $$python"; continue; }; \
 	  place=build/package/$$python; $$python -m venv $$place; \
 	  $(call PIP,$$place) build/package/1/*.whl; \
 	  (cd build/package && ../../$$place/bin/sotto account --graph ring:8 --rounds 5 --sigma 1 --view node:0 >/dev/null \

@@ -41,7 +41,7 @@ def sotto(monkeypatch, capsys):
     Processes that it starts are forked. On a busy machine, lines of progress would come between those that are tested.
     """
     monkeypatch.setattr(progress, "INTERVAL", 1e6)
-    monkeypatch.setattr(multiprocessing, "get_context", lambda method: forking())
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: forking())
 
     def run(line: str, *more: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["sotto", *line.split(), *more])

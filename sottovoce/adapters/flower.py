@@ -6,6 +6,8 @@ The message function of training is called as before. Of what it answers, only t
 update clipped and noisy, and the agreed weight as `num-examples`: losses and counts of examples are about rows. Other
 messages, such as those of evaluation, are answered with the weight alone. Put this mod first, so that no other comes
 after it on the way out; a reply after the budget is gone is an error, which strategies leave out.
+
+Where single records are protected, `records` gives the gradients of a site's records, and the app does not train.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import TypeAlias
 
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
 
-from sottovoce.adapters.guard import Guard, Model
+from sottovoce.adapters.guard import Gradients, Guard, Model
 from sottovoce.adapters.site_agreement import Agreed, read_site_agreement
 from sottovoce.errors import InputError, SottovoceError
 from sottovoce.ledger.lineages import Budget
@@ -32,7 +34,12 @@ ROUND, WEIGHT, REFUSED = "server-round", "num-examples", 1
 
 
 def sottovoce_mod(
-    agreement: Agreed, folder: Path | str = "guard", *, budget: Budget | None = None, lineage: str = DEFAULT
+    agreement: Agreed,
+    folder: Path | str = "guard",
+    *,
+    records: Callable[[str], Gradients] | None = None,
+    budget: Budget | None = None,
+    lineage: str = DEFAULT,
 ) -> Mod:
     """The mod of every node; `folder` has a folder for each site that plays here.
 
@@ -50,7 +57,10 @@ def sottovoce_mod(
             (key, given), before = _model(message)
             round = _round(message)
             with Guard(agreed, site, Path(folder) / site, budget=budget, lineage=lineage) as guard:
-                noisy = guard.trained(round, before, lambda _: _model(_answered(call_next, message, context))[1])
+                if records is not None:
+                    noisy = guard.stepped(round, before, records(site))
+                else:
+                    noisy = guard.trained(round, before, lambda _: _model(_answered(call_next, message, context))[1])
         except SottovoceError as refusal:
             return Message(Error(REFUSED, str(refusal)), reply_to=message)
         record = ArrayRecord({name: Array(noisy[name]) for name in given})

@@ -5,21 +5,24 @@
             model = receive()                                              # your own framework does
             send(guard.trained(round, model, train))
 
-`train` is given a copy, so what it does in place shows in the update and nowhere else. A round has one release. Whoever
-asks again for a round, after a crash or for another update, gets the bytes that were recorded for it: noise is never
-drawn a second time for a place. What comes back are whole multiples of a step, as real numbers: rounding is covered.
+`train` is given a copy, so what it does in place shows in the update and nowhere else. What it raises stays here, as
+rows may be why: then noise alone is sent. Where single records are protected, `guard.stepped` takes the gradients of
+each record in place of training. A round has one release. Whoever asks again for a round, after a crash or for another
+update, gets the bytes that were recorded for it: noise is never drawn a second time for a place. What comes back are
+whole multiples of a step, as real numbers: rounding is covered.
 
-Shapes: D numbers of an update.
+Shapes: D numbers of an update, B records.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import lru_cache
@@ -32,12 +35,12 @@ import torch
 from numpy.typing import NDArray
 
 from sottovoce.adapters.site_agreement import Agreed, SiteAgreement, read_site_agreement
-from sottovoce.core.release import release_of
+from sottovoce.core.release import Gradient, release_of
 from sottovoce.core.secret_source import SecretSource
 from sottovoce.distributed.sharded_rows import NodeShard, ShardedRows, as_sharded
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.federation.journal import KEPT_ROUNDS, Journal, RecordedInputs, RecordedStep
-from sottovoce.learning.clipping import Clipping, clip_rows
+from sottovoce.learning.clipping import clip_rows, sum_clipped
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.lineages import Budget, PlannedRun
 from sottovoce.ledger.payloads import Place
@@ -56,6 +59,7 @@ from sottovoce.run.training_run import TrainingRun
 from sottovoce.support.config import AlgorithmChoice, Experiment
 from sottovoce.support.files import make_private_folder, read_bytes, write_bytes, write_text
 from sottovoce.support.text import join_names
+from sottovoce.support.threads import chunks
 
 Model: TypeAlias = Mapping[str, NDArray[Any]]
 """Parameters by name; or the difference between two models."""
@@ -63,7 +67,12 @@ Model: TypeAlias = Mapping[str, NDArray[Any]]
 Train: TypeAlias = Callable[[Model], Model]
 """The site's own training: from a model that it may change to the one after."""
 
-KEY, LEDGER, EVERYBODY = "site.key", "ledger.db", 0
+Gradients: TypeAlias = Callable[[Model, NDArray[np.int64]], Model]
+"""The gradients of the site's own records with these numbers, from 0, at a model: by name, first axis the records."""
+
+log = logging.getLogger(__name__)
+
+KEY, LEDGER, EVERYBODY, AT_ONCE = "site.key", "ledger.db", 0, 256
 
 
 class Guard:
@@ -104,7 +113,7 @@ class Guard:
     @property
     def rounds(self) -> int:
         """So many rounds are played: those of the agreement, or as many as the budget has room for."""
-        return self._accounted.run.rounds
+        return self._accounted.run.rounds // self.agreement.steps
 
     @property
     def report(self) -> PrivacyReport:
@@ -129,15 +138,14 @@ class Guard:
         `aggregator` is the site to which the framework sends it, None for a server.
         """
         self.check(round, aggregator)
+        if self.agreement.records is not None:
+            raise InputError(
+                "an update of a whole round", f"{self.agreement.name} protects single records", "use guard.stepped"
+            )
         given = {name: np.asarray(part) for name, part in update.items()}
-        row = self._flat(given)
-        with self._lock:
-            released = self._released(round, row)
-        parts = np.split(released, np.cumsum([part.size for part in given.values()])[:-1])
-        return {
-            name: part.reshape(like.shape).astype(like.dtype)
-            for (name, like), part in zip(given.items(), parts, strict=True)
-        }
+        row = torch.from_numpy(self._flat(given))[None]
+        clipping = self._accounted.run.gradients.clipping
+        return self._released(round, given, lambda _, points: clip_rows(row.to(points.dtype), clipping).rows)
 
     def trained(
         self, round: int, model: Model, train: Train, *, aggregator: str | None = None
@@ -149,7 +157,11 @@ class Guard:
         """
         self.check(round, aggregator)
         before = {name: np.array(part) for name, part in model.items()}
-        after = {name: np.asarray(part) for name, part in train(_copied(before)).items()}
+        try:
+            after = {name: np.asarray(part) for name, part in train(_copied(before)).items()}
+        except Exception:
+            log.exception("%s: training failed in round %d, and noise alone is sent", self.site, round)
+            after = before
         if _shapes(before) != _shapes(after):
             odd = [name for name, _ in (_shapes(before).items() ^ _shapes(after).items())]
             raise InputError(
@@ -159,6 +171,30 @@ class Guard:
         moved = [name for name in before if np.issubdtype(before[name].dtype, np.floating)]
         noisy = self.release(round, {name: after[name] - before[name] for name in moved}, aggregator=aggregator)
         return {name: part + noisy[name] if name in noisy else part for name, part in before.items()}
+
+    def stepped(
+        self,
+        round: int,
+        model: Model,
+        gradients: Gradients,
+        *,
+        only: Sequence[str] | None = None,
+        aggregator: str | None = None,
+    ) -> dict[str, NDArray[Any]]:
+        """The model after a round of steps along noisy sums of clipped gradients of records, as it may leave the site.
+
+        `only` these parameters are trained, by default all that are no whole numbers; nothing else moves.
+        """  # fmt: skip
+        self.check(round, aggregator)
+        if self.agreement.records is None:
+            raise InputError(f"steps in {self.agreement.name}", "it has no [records]", "agree on them, or use trained")
+        now = {name: np.array(part) for name, part in model.items()}
+        moved = [name for name in now if np.issubdtype(now[name].dtype, np.floating)] if only is None else only
+        for step in range(round * self.agreement.steps, (round + 1) * self.agreement.steps):
+            trained = {name: now[name] for name in moved}
+            noisy = self._released(step, trained, self._summed(now, trained, gradients))
+            now |= {name: now[name] - self.agreement.records.rate * noisy[name] for name in moved}
+        return {name: part.astype(np.asarray(model[name]).dtype) for name, part in now.items()}
 
     def finish(self, *, loss: float, accuracy: float, seconds: float = 0.0) -> Path:
         """The run is over: what it did not release is given back, where that is proven; and its page is written.
@@ -173,8 +209,8 @@ class Guard:
         with self._lock:
             played = self._journal.steps_recorded()
         line = {
-            "round": self.rounds, **measured, "messages": played, "bytes": played * self._bytes(),
-            "epsilon": epsilon_in_line(privacy, self.rounds), "seconds": round(seconds, 3),
+            "round": self._accounted.run.rounds, **measured, "messages": played, "bytes": played * self._bytes(),
+            "epsilon": epsilon_in_line(privacy, self._accounted.run.rounds), "seconds": round(seconds, 3),
         }  # fmt: skip
         write_text(files.metrics, json.dumps(line) + "\n", private=True)
         stated = self._accounted.report.document()
@@ -210,30 +246,72 @@ class Guard:
             )  # fmt: skip
         return np.concatenate([np.asarray(part, dtype=self.agreement.precision).ravel() for part in update.values()])
 
-    def _released(self, round: int, row_D: NDArray[Any]) -> NDArray[Any]:
-        run, place = self._accounted.run, Place(round, 0)
+    def _summed(self, model: Model, trained: Model, gradients: Gradients) -> Gradient:
+        """The clipped gradients of a batch, added up and divided by a number that depends on no row."""
+        clipping, batches = self._accounted.run.gradients.clipping, self._accounted.run.gradients.batches
+        weight = 1 / float(batches.divisors[self._node])
+
+        def total(step: int, points: torch.Tensor) -> torch.Tensor:
+            found, numbered = torch.zeros_like(points), tuple(np.arange(len(shard)) for shard in batches.shards)
+            rows = replace(batches, key=self._source, shards=numbered).rows_of(self._node, step)
+            for some in chunks(len(rows), AT_ONCE):
+                each = torch.from_numpy(self._gradients(gradients, model, trained, rows[some])).to(points)
+                found += sum_clipped(each[None], points.new_full((1, len(each)), weight), clipping).rows
+            return found
+
+        return total
+
+    def _gradients(
+        self, gradients: Gradients, model: Model, trained: Model, rows: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Those of some records, one below the other. One that fails is zero, and changes nothing about others."""
+        try:
+            parts = gradients(_copied(model), rows)
+            each = [
+                np.asarray(parts[name], dtype=float).reshape(len(rows), like.size) for name, like in trained.items()
+            ]
+            return np.concatenate(each, axis=1)
+        except Exception:
+            if len(rows) > 1:
+                halves = np.array_split(rows, 2)
+                return np.concatenate([self._gradients(gradients, model, trained, half) for half in halves])
+            log.exception("%s: the gradient of a record failed, and counts as nothing", self.site)
+            return np.zeros((1, sum(like.size for like in trained.values())))
+
+    def _released(self, step: int, given: Model, clipped: Gradient) -> dict[str, NDArray[Any]]:
+        """What a step releases, in the form of what is given: as it was recorded, or clipped, noisy and recorded."""
+        row_D = self._flat(given)
+        with self._lock:
+            released = self._drawn(step, row_D, clipped)
+        parts = np.split(released, np.cumsum([part.size for part in given.values()])[:-1])
+        return {
+            name: part.reshape(like.shape).astype(like.dtype)
+            for (name, like), part in zip(given.items(), parts, strict=True)
+        }
+
+    def _drawn(self, step: int, row_D: NDArray[Any], clipped: Gradient) -> NDArray[Any]:
+        run, place = self._accounted.run, Place(step, 0)
         recorded = self._journal.replayed(place)
         if recorded is not None:
-            return self._recorded(round, recorded, len(row_D))
+            return self._recorded(step, recorded, len(row_D))
         shard = NodeShard(tuple(np.array([node]) for node in range(run.topology.n)), self._node)
-        start, mixing = ShardedRows(shard, torch.zeros(1, len(row_D), dtype=run.task.dtype)), run.topology.at(round, 0)
-        clipping = Clipping("whole-gradient", self.agreement.bound)
-
-        def clipped(_: int, points: torch.Tensor) -> torch.Tensor:
-            return clip_rows(torch.from_numpy(row_D)[None].to(points.dtype), clipping).rows
-
-        source = SecretSource(secret=self._key(), context=bytes.fromhex(self._run_id))
-        inputs = RecordedInputs(run.seed, source, clipped, start, self._journal)
-        entering = release_of(run.algorithm).step(inputs.gradient(round, start), mixing, inputs, round)
+        start, mixing = ShardedRows(shard, torch.zeros(1, len(row_D), dtype=run.task.dtype)), run.topology.at(step, 0)
+        inputs = RecordedInputs(run.seed, self._source, clipped, start, self._journal)
+        entering = release_of(run.algorithm).step(inputs.gradient(step, start), mixing, inputs, step)
         released: NDArray[Any] = as_sharded(entering.gradient).own[0].numpy()
         self._journal.before_send(place, {EVERYBODY: released.tobytes()})
         return released
+
+    @property
+    def _source(self) -> SecretSource:
+        """Fresh keys, and of batches those that are recorded."""
+        return SecretSource(secret=self._key(), context=bytes.fromhex(self._run_id), keep_coins=self._journal.coins)
 
     def _recorded(self, round: int, recorded: RecordedStep, numbers: int) -> NDArray[Any]:
         """What a round released, as long as it is kept."""
         if not recorded.sent:
             raise InputError(
-                f"round {round} was released long ago", f"the last {KEPT_ROUNDS} rounds are kept", "go on after it"
+                f"step {round} was released long ago", f"the last {KEPT_ROUNDS} rounds are kept", "go on after it"
             )
         released = np.frombuffer(recorded.sent[EVERYBODY], dtype=self.agreement.precision)
         if len(released) != numbers:
@@ -268,14 +346,14 @@ class Guard:
                 "with a ledger that was lost or restored, a round would be released twice",
                 "put the ledger of that run back, or agree on another run",
             )  # fmt: skip
-        rounds = self._within_budget(whole, lineage) if begun is None else begun.rounds
+        rounds = self._within_budget(whole, lineage) if begun is None else begun.rounds // self.agreement.steps
         found = _accounted(self.agreement.model_dump_json(), rounds)
         self._spending.reserve(self._planned(found), lineage, loss_after=found.report.loss_after)
         return found
 
     def _within_budget(self, whole: Accounted, lineage: str) -> int:
         """So many rounds fit; one, which is refused, where none does."""
-        low, high = 1, whole.run.rounds
+        low, high = 1, self.agreement.rounds
         while low < high:
             middle = (low + high + 1) // 2
             part = _accounted(self.agreement.model_dump_json(), middle)
@@ -326,7 +404,7 @@ def _accounted(agreement: str, rounds: int | None = None) -> Accounted:
     experiment, run, _ = _accounted(agreement)
     sigma = listed(sigma_of(run.algorithm.noise))
     fewer = {
-        "training": experiment.training.model_copy(update={"rounds": rounds}),
+        "training": experiment.training.model_copy(update={"rounds": rounds * agreed.steps}),
         "algorithm": AlgorithmChoice(name=experiment.algorithm.name, sigma=sigma),  # type: ignore[call-arg]
         "privacy": experiment.privacy.model_copy(update={"epsilon": None}),
     }

@@ -38,7 +38,8 @@ from sottovoce.ledger.spending import DEFAULT
 class GuardedExecutor(Executor):  # type: ignore[misc]
     """Runs the site's own executor, and gives its model to the guard of this site before it leaves.
 
-    `folder` has a folder for each site that plays on this machine. A budget is given by `epsilon` and `delta`.
+    `folder` has a folder for each site that plays on this machine. A budget is given by `epsilon` and `delta`. Where
+    single records are protected, `trainer.records(site)` gives the gradients of a site's records, and does not train.
     """
 
     def __init__(
@@ -75,7 +76,11 @@ class GuardedExecutor(Executor):  # type: ignore[misc]
 
         try:
             with Guard(agreed, site, Path(self.folder) / site, budget=budget, lineage=self.lineage) as guard:
-                noisy = guard.trained(round, _weights(shareable), train, aggregator=aggregator)
+                if agreed.records is not None:
+                    records = self.trainer.records(site)
+                    noisy = guard.stepped(round, _weights(shareable), records, aggregator=aggregator)
+                else:
+                    noisy = guard.trained(round, _weights(shareable), train, aggregator=aggregator)
         except SottovoceError as refusal:
             self.log_error(fl_ctx, f"{site} sends nothing in round {round}: {refusal}")
             return make_reply(ReturnCode.EXECUTION_RESULT_ERROR)

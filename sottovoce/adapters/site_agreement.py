@@ -8,7 +8,9 @@
     [privacy]
     epsilon = 8.0
 
-Every site clips its update as a whole and adds noise to it, so that all data of a site is protected (`user`). A server
+Every site clips its update as a whole and adds noise to it, so that all data of a site is protected (`user`). Or single
+records are, where the gradient of each is there to be clipped: `[records]` says how many each site has, and the steps
+of a round, each of which has its own noise. A server
 sees every update, and so might anybody who reads messages: figures are about everyone. Where the sites aggregate in
 turn, single sites learn less: `view = "coalition:any-1"`, also where some may be missing: `least = 5`.
 """
@@ -26,6 +28,7 @@ from pydantic import Field
 
 from sottovoce.core.topologies import Topology, weigh
 from sottovoce.errors import InputError
+from sottovoce.federation.journal import KEPT_ROUNDS
 from sottovoce.learning.datasets import ELSEWHERE, OF_ITS_OWN
 from sottovoce.privacy.views import parse_view
 from sottovoce.support.config import (
@@ -56,6 +59,18 @@ class SitePrivacy(Section):
     view: str = "everyone"
 
 
+class RecordSteps(Section):
+    """Steps in which the gradient of each record is clipped: how many records each site `held`, which are public.
+
+    Each round has so many `steps` of size `rate`, each on a `batch` that the guard draws.
+    """
+
+    held: list[int]
+    rate: float = Field(gt=0, allow_inf_nan=False)
+    steps: int = Field(default=1, ge=1, le=KEPT_ROUNDS)
+    batch: str = "full"
+
+
 class SiteAgreement(Section):
     """All that sites agree on. `least` sites must be in every mean; `weights` are theirs in it, in the order of sites.
 
@@ -72,12 +87,18 @@ class SiteAgreement(Section):
     bound: float = Field(gt=0)
     precision: Literal["float32", "float64"] = "float32"
     privacy: SitePrivacy
+    records: RecordSteps | None = None
     about: About = About()
 
     @property
     def fewest(self) -> int:
         """So many sites are in every mean."""
         return len(self.sites) if self.least is None else self.least
+
+    @property
+    def steps(self) -> int:
+        """What a round releases: an update, or so many noisy gradients."""
+        return 1 if self.records is None else self.records.steps
 
     @cached_property
     def hash(self) -> str:
@@ -106,19 +127,24 @@ class SiteAgreement(Section):
 
         A server that sees every update learns what everyone does in plain gossip.
         """
-        privacy, in_turn = self.privacy, self.aggregators != SERVER
+        privacy, records, in_turn = self.privacy, self.records, self.aggregators != SERVER
+        held = [1] * len(self.sites) if records is None else records.held
         noise = {} if privacy.sigma is None else {"sigma": privacy.sigma}
         return Experiment(
             name=self.name, noise="secret", about=self.about,
             topology=TopologySettings(graph=self._graph, weights=self._weights if in_turn else "uniform"),
-            training=TrainingSettings(rounds=self.rounds, clip="whole-gradient", bound=self.bound),
+            training=TrainingSettings(
+                rounds=self.rounds * self.steps, bound=self.bound, batch="full" if records is None else records.batch,
+                clip="whole-gradient" if records is None else "per-example",
+            ),
             algorithm=AlgorithmChoice(name="swarm" if in_turn else "dp-d-sgd", **noise),
             privacy=PrivacySettings(
-                adjacency="user", delta=privacy.delta, epsilon=privacy.epsilon, view=privacy.view, attackers="none",
-                exact_noise=True,
+                adjacency="user" if records is None else "record", delta=privacy.delta, epsilon=privacy.epsilon,
+                view=privacy.view, attackers="none", exact_noise=True,
             ),
             data=DataSettings(
-                name=OF_ITS_OWN, partition=OF_ITS_OWN, columns=ELSEWHERE, shards=dict.fromkeys(self.sites, 1)
+                name=OF_ITS_OWN, partition=OF_ITS_OWN, columns=ELSEWHERE,
+                shards=dict(zip(self.sites, held, strict=True)),
             ),
             metrics=MetricsSettings(every=1), machine=MachineSettings(precision=self.precision),
         )  # fmt: skip
@@ -173,6 +199,12 @@ def read_site_agreement(given: Agreed) -> SiteAgreement:
             f"{where}: both or neither of privacy.epsilon and privacy.sigma", "exactly one decides the noise",
             "give one",
         )  # fmt: skip
+    if agreement.records is not None and len(agreement.records.held) != len(sites):
+        raise InputError(
+            f"{where}: records.held of {len(agreement.records.held)} sites",
+            f"there are {len(sites)}",
+            "give one number each",
+        )
     if agreement.fewest > len(sites):
         raise InputError(f"{where}: least = {agreement.fewest}", f"there are {len(sites)} sites", "lower it")
     alone = parse_view(agreement.privacy.view, labels=tuple(sites)).kind != "everyone"
@@ -181,5 +213,10 @@ def read_site_agreement(given: Agreed) -> SiteAgreement:
             f"{where}: privacy.view = {agreement.privacy.view!r}",
             "what hides a site from others is the noise of all in one mean, and a server sees every update",
             'leave out view, or use aggregators = "in turn"',
+        )  # fmt: skip
+    if alone and agreement.steps > 1:
+        raise InputError(
+            f"{where}: privacy.view = {agreement.privacy.view!r} with {agreement.steps} steps in a round",
+            "what hides a site from others needs gradients at models that all know", "use records.steps = 1",
         )  # fmt: skip
     return agreement

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument, Context, Option
 
 from sottovoce.attacks.registry import (
     ATTACKS,
@@ -14,7 +14,7 @@ from sottovoce.attacks.registry import (
 )
 from sottovoce.attacks.registry import Option as Taken
 from sottovoce.cli.app import app
-from sottovoce.cli.options import Code, Data, Jobs, Json, Seed, Yes, offering
+from sottovoce.cli.options import Code, Data, Jobs, Json, Seed, Yes, offering, options_given, refuse_given
 from sottovoce.cli.output import answer, print_note
 from sottovoce.cli.progress import activity
 from sottovoce.errors import InputError
@@ -38,7 +38,15 @@ def attack_names() -> list[str]:
 
 @app.command()
 def attack(
-    runs: list[Path] = Argument(help="Folders of finished runs; several are taken as seeds of one experiment."),
+    context: Context,
+    runs: list[Path] | None = Argument(
+        None, help="Folders of finished runs; several are taken as seeds of one experiment."
+    ),
+    model: Path | None = Option(
+        None, help="In place of runs: the folder that sotto export wrote, or a .safetensors file beside its model.json."
+    ),
+    members: Path | None = Option(None, help="--model: table of rows that it was trained on."),
+    others: Path | None = Option(None, help="--model: table of rows that it was not trained on."),
     name: str = Option(
         ATTACKS[0].name, "--attack", help=f"{_names(ATTACKS)}.", autocompletion=offering("cli.attack:attack_names")
     ),
@@ -65,6 +73,10 @@ def attack(
     as_json: Json = False,
 ) -> None:
     """Attack what nodes received in a finished run. Example: sotto attack runs/digits --attacker 0"""
+    if model is not None or not runs:
+        _attack_model(options_given(context), model, members, others, confidence, seed)
+        return
+    refuse_given({"--members": members, "--others": others}, "they are about a --model", "leave it out")
     from sottovoce.attacks.run_attacks import result_document, run_attack, store_attack, stored_attacks
     from sottovoce.report.page import write_page_of
     from sottovoce.run.finished_run import open_run
@@ -86,3 +98,27 @@ def attack(
     for folder in runs:
         write_page_of(folder, again=True, data=data)
     answer(document, result.table(), *result.notes())
+
+
+def _attack_model(
+    given: dict[str, str], model: Path | None, members: Path | None, others: Path | None, confidence: float, seed: int
+) -> None:
+    if model is None or members is None or others is None:
+        lacking = next(one for one in ("model", "members", "others") if one not in given)
+        raise InputError(
+            f"no --{lacking}", "an attack is on runs, or on a model, with rows that it was trained on and others",
+            "name the folders of runs, or give --model, --members and --others",
+        )  # fmt: skip
+    known = {"model", "members", "others", "confidence", "seed", "yes", "as_json"}
+    refuse_given({given[name]: name not in known for name in given}, "it is about runs", "leave it out")
+    from sottovoce.attacks.exported_models import attack_model
+    from sottovoce.learning.exported_model import read_exported_model
+
+    with activity("attacking the model"):
+        found = attack_model(read_exported_model(model), members, others, confidence=confidence, seed=seed)
+    asked = {"runs": [str(members), str(others)], "attacker": "whoever has the model", "seed": seed}
+    attacks = [
+        {**asked, "attack": one.method, "samples": max(one.members, one.nonmembers), **one.document()} for one in found
+    ]
+    document = {"model": str(model), "attacks": attacks}
+    answer(document, [row for one in found for row in one.table()], *found[0].notes())

@@ -34,7 +34,7 @@ from sottovoce.learning.models import BUILDERS, Model, model
 from sottovoce.learning.prediction_scores import probabilities
 from sottovoce.learning.survival import without_event
 from sottovoce.learning.table_cells import GivenTable, category_text, given_cells
-from sottovoce.learning.tables import encode_inputs, join_tables
+from sottovoce.learning.tables import encode_inputs, encode_table, join_tables
 from sottovoce.schemas.validation import problem_in
 from sottovoce.support.config import Document
 from sottovoce.support.files import explaining, read_bytes, write, write_text
@@ -143,6 +143,17 @@ class ExportedModel:
         shares = probabilities(self.model.loss.name, outputs)
         return Predictions(target.name, self.columns.classes, None, shares, row_names, self.threshold)
 
+    def losses(self, table: GivenTable, where: str = "table") -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Of rows whose targets are known: the loss of each, and the probabilities of classes, or the value."""
+        found = encode_table(given_cells(table, self.columns.unread, where), self.columns, where)
+        with torch.no_grad():
+            outputs = self.model.outputs(self.parameters, torch.from_numpy(found.inputs).to(self.parameters.dtype))
+            each = self.model.loss.each(outputs, torch.from_numpy(found.targets)).double().numpy()
+        shown = outputs.double().numpy()
+        return each, probabilities(
+            self.model.loss.name, shown
+        ) if self.columns.classes and not self.columns.periods else shown
+
     def _read(self, table: GivenTable, where: str) -> tuple[Arrays, RowNames | None]:
         """The cells of a table, and what tells its rows apart: the first dropped column whose cells are all different.
 
@@ -179,9 +190,11 @@ def write_exported_model(
     write_text(folder / CARD, card, private=private)
 
 
-def read_exported_model(folder: str | Path) -> ExportedModel:
-    """The model that `sotto export` wrote into a folder, to predict with."""
-    place = Path(folder)
+def read_exported_model(given: str | Path) -> ExportedModel:
+    """The model that `sotto export` wrote into a folder; or one of its kind with parameters in a file beside it."""
+    place, parameters = Path(given), Path(given) / PARAMETERS
+    if place.is_file():
+        place, parameters = place.parent, place
     described = read_description(place / DESCRIPTION)
     if described["columns"] is None:
         raise InputError(
@@ -197,7 +210,7 @@ def read_exported_model(folder: str | Path) -> ExportedModel:
         )  # fmt: skip
     stands_in = join_tables(columns, {"rows": 1}, {}, 0).dataset
     built = model(wanted["name"], stands_in, **wanted["settings"])
-    return ExportedModel(built, _parameters(place / PARAMETERS, built), columns, described.get("threshold", 0.5))
+    return ExportedModel(built, _parameters(parameters, built), columns, described.get("threshold", 0.5))
 
 
 def read_description(path: Path) -> Document:

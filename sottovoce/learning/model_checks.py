@@ -93,7 +93,7 @@ def check_gradients(dataset: Dataset, model: Model, dtype: torch.dtype) -> None:
     chosen = np.random.default_rng().integers(len(rows), size=DRAWN)
     rows_BF = torch.from_numpy(np.concatenate([rows[row : row + 1] for row in chosen.tolist()])).to(dtype)
     try:
-        with _seeing_batches() as seeing:
+        with seeing_batches() as seeing:
             mixed = _differ(*_in_float64(model, rows_BF, _gradients_together, _gradients_alone))
     except RuntimeError as error:
         raise InputError(
@@ -116,7 +116,7 @@ def check_gradients(dataset: Dataset, model: Model, dtype: torch.dtype) -> None:
 
 
 @contextmanager
-def _seeing_batches() -> Iterator[list[str]]:
+def seeing_batches() -> Iterator[list[str]]:
     """The functions outside of torch that have whole batches meanwhile, where vmap has one example at a time.
 
     Those of torch keep examples apart. Any other can wait for a size of batches, or a value, that no example tried
@@ -145,7 +145,9 @@ def _seeing_batches() -> Iterator[list[str]]:
 
 
 def _is_of_torch(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "torch"
+    """Or of what torch uses within its own kernels: Python itself, and tuples that namedtuple makes."""
+    name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return name in {"torch", *sys.stdlib_module_names} or name.startswith("namedtuple_")
 
 
 def what_a_gradient_changes(model: Model, dtype: torch.dtype, features: int) -> str | None:

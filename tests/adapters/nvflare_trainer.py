@@ -1,6 +1,8 @@
 """A site's executor as an NVFlare job has it, which tells its metrics and its number of steps."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
@@ -11,18 +13,25 @@ from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.abstract.model_persistor import ModelPersistor
 
 from sottovoce.adapters.nvflare import AgreedMean
+from tests.adapters import digit_images
 from tests.adapters.breast_cancer import rows_of, start, trained
 
 
 class Trainer(Executor):
-    """Trains on a site's rows. `as_difference`: the answer is the update. It dies in round `until`."""
+    """Trains on a site's rows. `as_difference`: the answer is the update. In round `until` it fails, or is killed."""
 
-    def __init__(self, as_difference: bool = False, until: int = 1000):
+    def __init__(self, as_difference: bool = False, until: int = 1000, killed: bool = False):
         super().__init__()
-        self.as_difference, self.until = as_difference, until
+        self.as_difference, self.until, self.killed = as_difference, until, killed
+
+    def records(self, site):
+        """The gradients of a site's records, where these are protected one by one."""
+        return digit_images.gradients_of(int(site[-1]) - 1, 3)
 
     def execute(self, task_name, shareable, fl_ctx, abort_signal):
         if shareable.get_header("current_round") >= self.until:
+            if self.killed:
+                os.kill(os.getpid(), signal.SIGKILL)
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         model, site = from_shareable(shareable).data, int(fl_ctx.get_identity_name()[-1]) - 1
         new = trained(model, *rows_of(site, 3)[0])
@@ -38,12 +47,12 @@ class Trainer(Executor):
 class Models(ModelPersistor):
     """Starts from the same model everywhere, and keeps what it is given, round by round."""
 
-    def __init__(self, folder: str):
+    def __init__(self, folder: str, images: bool = False):
         super().__init__()
-        self.folder = folder
+        self.folder, self.images = folder, images
 
     def load_model(self, fl_ctx):
-        return make_model_learnable(start(), {})
+        return make_model_learnable(digit_images.start() if self.images else start(), {})
 
     def save_model(self, model_learnable, fl_ctx):
         with (Path(self.folder) / f"{fl_ctx.get_identity_name()}.jsonl").open("a") as file:

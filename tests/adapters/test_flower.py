@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 flwr = pytest.importorskip("flwr", reason="flwr is not installed: make test-adapters")
 
@@ -16,6 +18,7 @@ from flwr.simulation import run_simulation  # noqa: E402
 
 from sottovoce.adapters.flower import sottovoce_mod  # noqa: E402
 from sottovoce.adapters.guard import Guard  # noqa: E402
+from sottovoce.adapters.record_gradients import ModuleGradients  # noqa: E402
 from sottovoce.ledger.lineages import Budget  # noqa: E402
 from tests.adapters.breast_cancer import accuracy, rows_of, start, trained  # noqa: E402
 
@@ -23,7 +26,7 @@ SITES, ROUNDS = [f"s{number}" for number in range(8)], 5
 SECRET = 12345.678
 
 
-def agreement(folder, sigma):
+def agreement(folder, sigma, more=""):
     path = folder / "agreement.toml"
     path.write_text(f"""
         name = "breast-cancer"
@@ -31,11 +34,44 @@ def agreement(folder, sigma):
         rounds = {ROUNDS}
         bound = 0.5
         privacy.sigma = {sigma}
+        {more}
     """)
     return path
 
 
-def simulate(mods, rounds=ROUNDS):
+def gradients(site):
+    """Those of a site's records, each by itself."""
+    inputs, targets = (torch.from_numpy(part.astype(np.float32)) for part in rows_of(SITES.index(site), len(SITES))[0])
+    return ModuleGradients(Logistic(), nn.functional.binary_cross_entropy_with_logits, inputs, targets)
+
+
+def gradients_by_opacus(site):
+    """The same by the hooks of another package."""
+    inputs, targets = (torch.from_numpy(part.astype(np.float32)) for part in rows_of(SITES.index(site), len(SITES))[0])
+    hooked = pytest.importorskip("opacus").GradSampleModule(nn.Linear(30, 1), loss_reduction="sum")
+
+    def of_records(model, rows):
+        hooked.zero_grad()
+        hooked._module.load_state_dict(
+            {"weight": torch.from_numpy(model["w"])[None], "bias": torch.from_numpy(model["b"])}
+        )
+        outputs = hooked(inputs[rows]).squeeze(-1)
+        nn.functional.binary_cross_entropy_with_logits(outputs, targets[rows], reduction="sum").backward()
+        return {"w": hooked._module.weight.grad_sample.numpy(), "b": hooked._module.bias.grad_sample.numpy()}
+
+    return of_records
+
+
+class Logistic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w, self.b = nn.Parameter(torch.zeros(30)), nn.Parameter(torch.zeros(1))
+
+    def forward(self, inputs):
+        return inputs @ self.w + self.b
+
+
+def simulate(mods, rounds=ROUNDS, failing=None):
     """Train with FedAvg; the models of all rounds, and what the server was told beside them."""
     seen = {"models": [], "metrics": [], "failures": []}
     app = ClientApp(mods=mods)
@@ -43,6 +79,8 @@ def simulate(mods, rounds=ROUNDS):
     @app.train()
     def train(message, context):
         given = {name: array.numpy() for name, array in message.content["arrays"].items()}
+        if context.node_config["partition-id"] == failing:
+            raise ValueError(f"row {SECRET}")
         train_rows, _ = rows_of(context.node_config["partition-id"], len(SITES))
         new = ArrayRecord({name: flwr.app.Array(part) for name, part in trained(given, *train_rows).items()})
         metrics = MetricRecord({"num-examples": len(train_rows[1]), "loss": SECRET})
@@ -109,3 +147,35 @@ def test_a_budget_ends_the_rounds_of_a_node(tmp_path):
     assert 1 < len(found["models"]) < ROUNDS
     assert any("budget" in reason for reason in found["failures"])
     assert {path.name for path in Path(tmp_path / "sites").iterdir()} == set(SITES)
+
+
+@pytest.mark.parametrize("records", [gradients, gradients_by_opacus])
+def test_single_records_are_protected_by_steps_along_noisy_sums(tmp_path, records):
+    """Almost without noise the server gets what gradient descent along clipped gradients gives."""
+    steps = f"records.held = {[50] * 8}\nrecords.rate = 2.0\nrecords.steps = 4"
+    found = simulate([sottovoce_mod(agreement(tmp_path, 1e-5, steps), tmp_path / "sites", records=records)])
+    assert len(found["models"]) == ROUNDS, found["failures"]
+    model = start()
+    for _ in range(ROUNDS):
+        each = []
+        for site in range(8):
+            w, b = (model[name].astype(float) for name in "wb")
+            inputs, targets = rows_of(site, 8)[0]
+            for _ in range(4):
+                error = 1 / (1 + np.exp(-(inputs @ w + b))) - targets
+                rows = error[:, None] * np.hstack([inputs, np.ones((50, 1))])
+                clipped = rows * np.minimum(1, 0.5 / np.linalg.norm(rows, axis=1))[:, None]
+                step = 2.0 * clipped.sum(0) / 50
+                w, b = w - step[:30], b - step[30:]
+            each.append(np.concatenate([w, b]))
+        model = dict(zip("wb", np.split(np.mean(each, axis=0), [30]), strict=True))
+    assert np.allclose(found["models"][-1]["w"], model["w"], atol=1e-3)
+    assert accuracy(found["models"][-1], *rows_of(0, 8)[1]) > 0.9
+
+
+def test_a_site_whose_training_fails_sends_noise_alone(tmp_path):
+    found = simulate([sottovoce_mod(agreement(tmp_path, 0.05), tmp_path / "sites")], failing=3)
+    assert len(found["models"]) == ROUNDS
+    assert {line["num-examples"] for line in found["metrics"]} == {1.0}
+    assert len(found["metrics"]) == 8 * ROUNDS
+    assert not any(str(SECRET) in reason for reason in found["failures"])

@@ -5,8 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 
-from sottovoce import InputError, Unaccountable
+from sottovoce import InputError, Unaccountable, algorithm, load, model, partition, simulate, task, weigh
 from sottovoce.adapters.guard import Guard
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.lineages import Budget
@@ -210,6 +211,57 @@ def test_trainers_that_work_in_place_are_clipped_as_all_others(agreement, tmp_pa
         for round, train in enumerate((given, own)):
             model["w"][:] = 0.0
             assert np.linalg.norm(flat(guard.trained(round, model, train))) < 0.55
+
+
+def test_training_that_fails_sends_noise_alone(agreement, tmp_path, caplog):
+    """Whoever sees what is sent cannot tell that a row made it fail; whoever runs the site can."""
+
+    def fails(_):
+        raise ValueError("row 17")
+
+    with Guard(agreement(privacy="sigma = 3.0"), "Hill", tmp_path / "hill") as guard:
+        sent = flat(guard.trained(0, update(0.0), fails))
+        assert guard._spending.recorded(guard._run_id) == 1
+    assert abs(sent.std() / 3.0 - 1) < 5 / np.sqrt(2 * len(sent))
+    assert "row 17" in caplog.text
+
+
+def test_accuracy_is_that_of_a_simulation(tmp_path):
+    """FedAvg by guards and by `simulate`, with the same clipping and noise, on the same rows: within error bars."""
+    noisy, sites, rounds = 0.05, [f"s{site}" for site in range(4)], 4
+    digits = load("digits")
+    job = task(digits, partition(digits, nodes=4), model("softmax", digits))
+    local = {"local_steps": 5, "step_size": 0.5}
+    alone = [job.gradients("full", **local).hosted(np.array([site])) for site in range(4)]
+    bound = 2.0  # of the sum of gradients; an update is that times the step size
+    reached = {"guards": [], "simulated": []}
+    for seed in range(3):
+        (tmp_path / f"{seed}.toml").write_text(
+            f'name = "digits"\nagain = "{seed}"\nsites = {json.dumps(sites)}\nrounds = {rounds}\n'
+            f"bound = {bound * 0.5}\n[privacy]\nsigma = {noisy}\n"
+        )
+        now = job.start(torch.Generator().manual_seed(seed))[0].numpy()
+        for round in range(rounds):
+            sent = []
+            for site, name in enumerate(sites):
+
+                def train(given, site=site, round=round):
+                    moved = alone[site](round, torch.from_numpy(given["w"])[None])[0].numpy()
+                    return {"w": given["w"] - 0.5 * moved}
+
+                with Guard(tmp_path / f"{seed}.toml", name, tmp_path / f"{seed}" / name) as guard:
+                    sent.append(guard.trained(round, {"w": now}, train)["w"])
+            now = np.mean(sent, axis=0)
+        reached["guards"].append(float(job.evaluate(torch.from_numpy(now)[None]).average_metric))
+        found = simulate(
+            algorithm("dp-d-sgd", sigma=noisy, step_size=0.5), weigh("complete:4", "uniform"),
+            job.gradients("full", "whole-gradient", bound, **local), rounds=rounds, seed=seed, adjacency="user",
+        )  # fmt: skip
+        reached["simulated"].append(float(job.evaluate(found.models).average_metric))
+    means = {name: np.mean(each) for name, each in reached.items()}
+    error = np.sqrt(sum(np.var(each, ddof=1) / len(each) for each in reached.values()))
+    assert 0.6 < means["simulated"] < 0.99
+    assert abs(means["guards"] - means["simulated"]) < 5 * error + 0.005
 
 
 def test_a_release_comes_back_after_later_ones(agreement, tmp_path):

@@ -1,6 +1,7 @@
 """NVFlare's own simulator with three sites: FedAvg with a server, and swarm learning with an agreed order."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 pytest.importorskip("nvflare", reason="nvflare is not installed: make test-adapters")
 
 from sottovoce.adapters.guard import LEDGER, Guard
+from sottovoce.privacy import gaussian_dp
 from tests.adapters.breast_cancer import accuracy, rows_of, start, trained
 
 SITES, ROUNDS = ("site-1", "site-2", "site-3"), 4
@@ -25,13 +27,13 @@ from nvflare.job_config.api import FedJob
 from sottovoce.adapters.nvflare import AgreedSwarm, GuardedExecutor
 from tests.adapters.nvflare_trainer import Models, Trainer, WatchedMean
 
-kind, folder, rounds, until = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+kind, folder, rounds, until, how = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 agreement = f"{folder}/agreement.toml"
 job = FedJob(name=kind, min_clients=1)
 if kind == "swarm":
     job.to_server(SwarmServerController(num_rounds=rounds, starting_client="site-1"))
 else:
-    job.to_server(Models(folder), id="persistor")
+    job.to_server(Models(folder, images=how == "images"), id="persistor")
     job.to_server(FullModelShareableGenerator(), id="generator")
     job.to_server(InTimeAccumulateWeightedAggregator(expected_data_kind="WEIGHTS"), id="mean")
     job.to_server(ScatterAndGather(
@@ -39,28 +41,40 @@ else:
         persistor_id="persistor", shareable_generator_id="generator", train_task_name="train", train_timeout=60,
     ))
 for number, site in enumerate(("site-1", "site-2", "site-3")):
-    trainer = Trainer(as_difference=number == 1, until=until if site == "site-3" else 1000)
-    job.to(GuardedExecutor(trainer, agreement, f"{folder}/guard"), site, tasks=["train"])
+    trainer = Trainer(as_difference=number == 1, until=until if site == "site-3" else 1000, killed=how == "killed")
+    bare = how == "bare" and site == "site-3"
+    epsilon = float(how[5:]) if how.startswith("poor ") and site == "site-3" else None
+    guarded = GuardedExecutor(trainer, agreement, f"{folder}/guard", epsilon=epsilon)
+    job.to(trainer if bare else guarded, site, tasks=["train"])
     if kind == "swarm":
         job.to(Models(folder), site, id="persistor")
         job.to(FullModelShareableGenerator(), site, id="shareable_generator")
         job.to(WatchedMean(agreement, folder), site, id="aggregator")
         job.to(AgreedSwarm(agreement, learn_task_timeout=60), site, tasks=["swarm_*"])
-job.simulator_run(f"{folder}/workspace", threads=3)
+job.export_job(f"{folder}/jobs")
 """
 
 
 @pytest.fixture
 def play(tmp_path):
-    def run(kind, more="", sigma=0.02, rounds=ROUNDS, until=1000):
+    """Writes a job's folder and runs that with `nvflare simulator`."""
+
+    def run(kind, more="", privacy="sigma = 0.02", rounds=ROUNDS, until=1000, how="", records=""):
         (tmp_path / "agreement.toml").write_text(
-            f'name = "breast-cancer"\nsites = {json.dumps(SITES)}\nrounds = {ROUNDS}\nbound = 0.5\n{more}\n'
-            f"[privacy]\nsigma = {sigma}\n"
+            f'name = "three-sites"\nsites = {json.dumps(SITES)}\nrounds = {ROUNDS}\nbound = 0.5\n{more}\n'
+            f"[privacy]\n{privacy}\n{records}\n"
         )
         root = Path(__file__).parents[2]
-        given = [sys.executable, "-c", JOB, kind, tmp_path, str(rounds), str(until)]
-        done = subprocess.run(given, cwd=root, capture_output=True, text=True, timeout=300)
-        return tmp_path, done.stdout + done.stderr
+        simulator = Path(sys.executable).parent / "nvflare"
+        said = ""
+        for given in (
+            [sys.executable, "-c", JOB, kind, tmp_path, str(rounds), str(until), how],
+            [simulator, "simulator", tmp_path / "jobs" / kind, "-w", tmp_path / "workspace", "-n", "3", "-t", "3"],
+        ):
+            surroundings = {**os.environ, "PYTHONPATH": str(root)}
+            done = subprocess.run(given, cwd=root, env=surroundings, capture_output=True, text=True, timeout=300)
+            said += done.stdout + done.stderr
+        return tmp_path, said
 
     return run
 
@@ -85,10 +99,58 @@ def test_fedavg_stops_when_the_agreement_is_over(play):
         assert headline.mu == pytest.approx(np.sqrt(ROUNDS) / 0.02)
 
 
-def test_a_site_that_dies_costs_the_others_nothing(play):
-    folder, log = play("fedavg", until=2)
+def test_a_site_that_is_killed_costs_the_others_nothing(play):
+    folder, log = play("fedavg", until=2, how="killed")
     assert len(models_of(folder / "simulator_server.jsonl")) == ROUNDS, log[-2000:]
     assert [spent(folder, site)[0] for site in SITES] == [ROUNDS, ROUNDS, 2]
+
+
+def test_a_trainer_that_fails_sends_noise_alone(play):
+    """Rows may be why: whoever sees what is sent cannot tell."""
+    folder, log = play("fedavg", until=2)
+    assert len(models_of(folder / "simulator_server.jsonl")) == ROUNDS, log[-2000:]
+    assert [spent(folder, site)[0] for site in SITES] == [ROUNDS] * 3
+
+
+def test_a_budget_ends_the_rounds_of_a_site_in_the_middle(play):
+    budget = 0.7 * gaussian_dp.epsilon_of(np.sqrt(ROUNDS) / 2.0, 1e-5)
+    folder, log = play("fedavg", privacy="sigma = 2.0", how=f"poor {budget}")
+    assert len(models_of(folder / "simulator_server.jsonl")) == ROUNDS, log[-2000:]
+    played = [spent(folder, site)[0] for site in SITES]
+    assert played[:2] == [ROUNDS] * 2
+    assert 1 < played[2] < ROUNDS
+    assert spent(folder, "site-3")[1].epsilon <= budget
+
+
+def test_single_records_of_images(play):
+    """A convolutional net on digits: the gradient of each image is clipped, and what is sent has the noise of that."""
+    from tests.adapters import digit_images
+
+    steps = f'[records]\nheld = {digit_images.held(3)}\nrate = 3.0\nsteps = 8\nbatch = "poisson:0.5"'
+    folder, log = play("fedavg", privacy="sigma = 0.3", how="images", records=steps)
+    models = models_of(folder / "simulator_server.jsonl")
+    assert len(models) == ROUNDS, log[-2000:]
+    reached = [digit_images.accuracy({name: np.float32(part) for name, part in one.items()}) for one in models]
+    assert reached[-1] > 0.6
+    with Guard(folder / "agreement.toml", "site-1", folder / "guard" / "site-1") as guard:
+        assert guard._spending.recorded(guard._run_id) == 8 * ROUNDS
+        assert guard.report.stated.adjacency == "record"
+
+
+def test_a_site_without_a_guard_takes_nothing_from_the_others(play):
+    """Its own update is bare; those of the others have their noise, and their ledgers what they cost everyone."""
+    folder, log = play("swarm", 'aggregators = "in turn"', how="bare")
+    lines = [line for line in models_of(folder / "accepted.jsonl") if line["round"] == 0]
+    assert len(lines) == 3, log[-2000:]
+    for line in lines:
+        update = trained(start(), *rows_of(int(line["from"][-1]) - 1, 3)[0])
+        length = np.sqrt(sum((part**2).sum() for part in update.values()))
+        clipped = update["w"] if line["from"] == "site-3" else update["w"] * min(1.0, 0.5 / length)
+        noise = np.array(line["w"]) - clipped
+        assert noise.std() < 1e-6 if line["from"] == "site-3" else 0.5 * 0.02 < noise.std() < 1.6 * 0.02
+    for site in SITES[:2]:
+        rounds, headline = spent(folder, site)
+        assert (rounds, headline.mu) == (ROUNDS, pytest.approx(np.sqrt(ROUNDS) / 0.02))
 
 
 def test_swarm_keeps_to_its_order_and_every_update_has_noise(play):
