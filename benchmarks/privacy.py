@@ -151,11 +151,10 @@ CURVES = {
              (4000, 20, 50)),
     "kalman": ((100, 10, 200), (200, 10, 200), (400, 10, 200), (200, 10, 100), (200, 10, 400), (200, 5, 200),
                (200, 20, 200)),
-    "conjugate": ((10_000, 10, 30), (30_000, 10, 30), (100_000, 10, 30), (10_000, 10, 60), (10_000, 20, 30)),
     "absorption": ((100, 10, 50), (200, 10, 50), (400, 10, 50), (200, 10, 100), (200, 20, 50)),
     "pair": ((10_000, 10, 30), (100_000, 10, 30), (300_000, 10, 30)),
 }  # fmt: skip
-"""For each route nodes, degree and rounds of random regular graphs; conjugate gradients and `pair` take one victim."""
+"""For each route nodes, degree and rounds of random regular graphs; `pair` takes one victim."""
 
 
 def curves() -> None:
@@ -170,11 +169,10 @@ def curve(route: str, nodes: str, degree: str, rounds: str) -> None:
     net = metropolis(f"regular:{nodes},d={degree},seed=0")
     system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=int(rounds))
     second = int(net.graph.adjacency[[int(net.graph.adjacency[[0]].indices[0])]].indices[-1])
-    observation = observe(system, views.node(0), victims=[second] if route in ("conjugate", "pair") else None)
+    observation = observe(system, views.node(0), victims=[second] if route == "pair" else None)
     actions = {
         "gram": lambda: [worst_case(M, EVERY, int(rounds)) for _, M in routes.gram(observation)],
         "kalman": lambda: [worst_case(M, EVERY, int(rounds)) for _, M in routes.kalman(observation)],
-        "conjugate": lambda: list(routes.conjugate(observation)),
         "absorption": lambda: least_cost(couple(system, views.node(0)), observation.victims, EVERY),
         "pair": lambda: routes.squared(observation, EVERY),
     }

@@ -23,7 +23,6 @@ from sottovoce.support.progress import counted
 from sottovoce.support.text import JSON
 from sottovoce.support.threads import one_thread
 from sottovoce.tracing.linear_system import LinearSystem
-from sottovoce.tracing.noise_scaling import ROUNDING as NOISE_ROUNDING
 
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm
@@ -33,6 +32,9 @@ IN_TURN = (Kind.AS_PUBLISHED, Kind.ANY_TRAINING, Kind.FIXED_STREAMS, Kind.CONVEX
 
 DELTA = 1e-5
 """At which epsilon is shown where nothing says another delta."""
+
+NOISE_ROUNDING = 1e-13
+"""Share by which figures that follow from another size of noise are made larger."""
 
 
 @dataclass(frozen=True, repr=False)

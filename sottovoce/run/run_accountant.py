@@ -122,8 +122,8 @@ class RunAccountant:
     def at_sigma(self, sigma: PerNode, known: Account | None = None) -> RunAccountant:
         """The accountant of the same run with another sigma, or with one for each node.
 
-        Nothing is traced again, and convexity, which does not depend on sigma, is not checked again. Nor is a `known`
-        account at that size computed again.
+        Convexity, which does not depend on sigma, is not checked again. Nor is a `known` account at that size computed
+        again.
         """
         run = replace(self.training_run, algorithm=with_sigma(self.training_run.algorithm, sigma))
         found = RunAccountant(run)

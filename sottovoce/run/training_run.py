@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sottovoce.core import arrays
 from sottovoce.core.algorithm import Algorithm, rule_of
-from sottovoce.core.arrays import Rows, checked_kind, to_numpy
+from sottovoce.core.arrays import Rows, to_numpy
 from sottovoce.core.compression import Identity
 from sottovoce.core.grid import ExactNoiseChoice, with_exact_noise
 from sottovoce.core.loop import check_arguments, iterate_rounds, start_run
@@ -149,7 +150,7 @@ class TrainingRun:
     def models(self, state: RunState) -> Tensor:
         """The models of the nodes that live here, compared with what was accounted for whenever they are asked for."""
         before, _, memory = state.loop_state
-        stands = checked_kind(self.algorithm.point(before))
+        stands = arrays.checked_kind(self.algorithm.point(before))
         self._certificate().compare_models(state.rounds, (before, memory), stands)
         models = self.transport.local(rule_of(self.algorithm).model(memory, stands))
         assert isinstance(models, Tensor)

@@ -26,7 +26,6 @@ from sottovoce.errors import Unaccountable
 from sottovoce.support.limits import Cost, check_cost
 from sottovoce.tracing.basis import Coordinate
 from sottovoce.tracing.linear_system import LinearSystem
-from sottovoce.tracing.noise_scaling import scale_noise
 from sottovoce.tracing.tracer import trace
 
 if TYPE_CHECKING:
@@ -137,10 +136,7 @@ def _with_one_gossip_step(algorithm: Algorithm) -> Algorithm:
 
 
 def trace_with_noise(system: LinearSystem, noise: Noise) -> LinearSystem:
-    """A traced system with another size of its noise: scaled, and traced again only where noise does not just scale."""
-    scaled = scale_noise(system, noise)
-    if scaled is not None:
-        return scaled
+    """A system with another size of its noise, as much of it traced as before."""
     algorithm, topology = replace(system.algorithm, noise=noise), system.topology  # type: ignore[type-var]
     if system.only_gradients:
         return trace_noisy_gradients(algorithm, topology, rounds=system.rounds, reason=system.only_gradients)

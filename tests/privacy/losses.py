@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from sottovoce.privacy.covering_views import as_sums
 from sottovoce.privacy.exact import routes
 from sottovoce.privacy.exact.whitening import Array, Groups
 from sottovoce.privacy.observation import Observation
+from sottovoce.privacy.views import View, ViewKind
+from sottovoce.tracing.linear_system import LinearSystem
+
+
+def single(system: LinearSystem, *asked: View) -> list[View]:
+    """Those views that are about one adversary: where nodes get sums, everyone stands for coalitions."""
+    return [view for view in asked if as_sums(view, system).kind is not ViewKind.ANY_COALITION]
 
 
 def dense(observation: Observation, *, rank: float = 1e-11) -> Array:

@@ -7,7 +7,6 @@ worst change. Routes to the same numbers:
 |---|---|---|
 | `gram` | the covariance of all observations by lags | up to `GRAM_ROWS` observations |
 | `kalman` | a filter over rounds | up to `FILTER_STATE` components of the state, if that is less work |
-| `conjugate` | conjugate gradients, victim by victim | beyond both |
 | `deflated` | an orthonormal basis of the noise, which decides about rank | where the others find none |
 
 Noise is poorer than what is said where it is averaged or masked.
@@ -28,7 +27,6 @@ from sottovoce.core.noise import ZeroSum
 from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.exact.averaging import averaging_loss
-from sottovoce.privacy.exact.conjugate import conjugate
 from sottovoce.privacy.exact.deflation import (
     UNCOVERED,
     BasisSize,
@@ -67,9 +65,6 @@ LESS = "ask for other kinds, as with --kind any-training, or take fewer rounds o
 
 LARGEST_RATIO = 1e5
 """Of the noise of nodes, where it is on single messages."""
-
-SOLVED, FULL_RANK = 4_000_000, 1e-10
-"""Entries up to which the sums of a round are solved for noise, and the least ratio of their singular values then."""
 
 CANCELLED = 1e15
 """mu^2 for noise of size one above which it counts as infinite, where noise cancels in sums or in an average of final
@@ -147,9 +142,7 @@ def _cost(observation: Observation, scheme: Participation) -> Cost:
     among = scheme.times or G
     search = float(scheme.count(T) * V * among**2) * (150 + 2 * among)
     passes = R * T * (SPARSE / 2 * links + G * V / 3)
-    if route is conjugate:
-        memory, work = R * G, V * SPARSE * 60 * T * G * float(links)
-    elif route is kalman:
+    if route is kalman:
         memory, work = X**2 + R * (X + R / T) / 3, R * (2 * X**2 + R * X) + 4 * SPARSE * T * links * X + passes
     else:
         memory, work = 5 / 3 * R**2, R**3 + passes + R * (SPARSE * links + R * observation.sources / T)
@@ -175,13 +168,12 @@ def loss_of_noisy_gradients(observation: Observation, scheme: Participation) -> 
     """mu^2 of every victim if the view is exactly that of all noisy gradients, which has a closed form; None if not.
 
     It is when all hear everything, the state after each round follows from what was just said, noise travels with its
-    gradient, and every gradient stands alone in some message, or in some combination of secure sums.
+    gradient, and every gradient stands alone in some message.
     """
     view = observation.view
     if view.kind is not ViewKind.EVERYONE or observation.system.algorithm.averaging:
         return None
-    shown = _solves_for_noise if view.secure_sum else _shows_single_gradients
-    if not all(shown(step) for step in observation.distinct_steps if step.takes_gradients):
+    if not all(_shows_single_gradients(step) for step in observation.distinct_steps if step.takes_gradients):
         return None
     if open_by_steps(observation) is not None:
         return None
@@ -196,16 +188,6 @@ def _shows_single_gradients(step: ObservedStep) -> bool:
     gradient = step.observed.gradient
     alone = gradient[np.flatnonzero(np.diff(gradient.indptr) == 1)]
     return len(np.unique(alone.indices)) == gradient.shape[1]
-
-
-@once_for_each
-def _solves_for_noise(step: ObservedStep) -> bool:
-    """Whether what is said in a round, less states, can be solved for all of its noise, with room for rounding."""
-    rows, sources = step.observed.noise.shape
-    if not 0 < sources <= rows or rows * sources > SOLVED:
-        return False
-    sizes = np.linalg.svd(step.observed.noise.toarray(), compute_uv=False)
-    return bool(sizes[-1] > FULL_RANK * sizes[0])
 
 
 def sees_one_fresh_sum(observation: Observation) -> bool:
@@ -295,8 +277,6 @@ def _by_route(observation: Observation) -> Groups:
 def route_of(observation: Observation) -> Callable[[Observation], Groups]:
     """By memory, then by the number of multiplications; only the covariance takes correlated noise."""
     T, rows, X = len(observation.steps), observation.rows, observation.state
-    if rows > GRAM_ROWS and X > FILTER_STATE:
-        return conjugate
     by_gram = rows**2 * X + 2 / 3 * rows**3
     by_filter = 2 * rows * X**2 + 40 * T * observation.links * X + rows**2 * X
     cheaper = rows > GRAM_ROWS or (by_filter < by_gram and X <= FILTER_STATE)
