@@ -360,7 +360,7 @@ def check(
             number,
             bind=settings.bind,
             wait=wait,
-            settings=LinkSettings(through_proxy=settings.through_proxy),
+            settings=LinkSettings(through_proxy=settings.through_proxy, through_relay=settings.relay),
         )
     answer(_checks_document(agreed, found), _checks_table(found))
     for member in (identity.member, *(agreed.member(one.name) for one in found.neighbours)):
@@ -653,6 +653,28 @@ def _status_document(found: "MemberStatus") -> "dict[str, JSON]":
         "member": found.member.name, "running": found.running, "runs": runs, "lineages": lineages,
         "problems": list(found.problems),
     }  # fmt: skip
+
+
+@peer.command()
+def relay(
+    agreements: list[Path] = Argument(help="Agreements whose members may use it."),
+    listen: str = Option(help="HOST:PORT at which members reach it: the address of those behind it."),
+    as_json: Json = False,
+) -> None:
+    """Forward connections to members that cannot be reached, until it is stopped; it reads nothing that they send.
+
+    Example: sotto peer relay agreement.toml --listen 0.0.0.0:7443
+    """
+    require_peers()
+    import asyncio
+
+    from sottovoce.federation.agreement import read_agreement
+    from sottovoce.federation.relay import Relay
+
+    found = Relay.of(read_agreement(path) for path in agreements)
+    asyncio.run(found.serve(listen, lambda port: print_note(f"Forwarding at port {port}. Ctrl-C ends it.")))
+    document = {"members": len(found.members), "connections": found.connections, "bytes": found.carried}
+    answer(document, facts({key: f"{value:,}" for key, value in document.items()}))
 
 
 @peer.command()

@@ -36,7 +36,7 @@ from sottovoce.federation.frames import (
     encode_hashes,
 )
 from sottovoce.federation.grpc_links import CLOCK, GrpcLinks, version_in
-from sottovoce.federation.identity import TIME_REMEDY, Identity, time_problem
+from sottovoce.federation.identity import TIME_REMEDY, Identity, time_problem, tls_name
 from sottovoce.federation.link_rules import LinkRules, PayloadRule
 from sottovoce.federation.member import Member, split_address
 from sottovoce.federation.secure_grpc import (
@@ -93,7 +93,7 @@ def probe_tls(identity: Identity, neighbour: Member, timeout: float) -> Neighbou
     found = replace(found, reachable=True)
     with connection:
         try:
-            secured = _context(identity).wrap_socket(connection)
+            secured = _context(identity).wrap_socket(connection, server_hostname=tls_name(neighbour))
         except (OSError, ValueError) as error:
             return replace(found, problem=f"{address} answers, but not with TLS: {_reason(error)}.")
         with secured:
@@ -284,7 +284,7 @@ class _Check:
         """Answer neighbours that check; yields False where another process has the port, a running `join` say."""
         links = GrpcLinks(
             self.rules, self.identity, members, report=self._report, bind=bind, exchanges=False,
-            key_hashes=self.key_hashes,
+            key_hashes=self.key_hashes, settings=self.settings,
         )  # fmt: skip
         try:
             links.__enter__()

@@ -50,6 +50,7 @@ from sottovoce.federation.link_rules import LinkRules
 from sottovoce.federation.links import NOTHING_SEEN, Links
 from sottovoce.federation.member import Member
 from sottovoce.federation.member_folder import SETTINGS
+from sottovoce.federation.relay import LOCAL, keep_registered
 from sottovoce.federation.secure_grpc import (
     CHECK,
     COMPARE,
@@ -168,6 +169,9 @@ class GrpcLinks(Links):
         self._exchanges, self._key_hashes = exchanges, key_hashes
         self._identity, self._report, self._settings = identity, report, settings or LinkSettings()
         self._bind = bind or _default_bind(str(identity.member.address))
+        if self._settings.through_relay:
+            self._bind = f"{LOCAL}:0"
+        self._registering: asyncio.Task[None] | None = None
         self._edges = {one: Edge(one, members[one], Pauses(self._settings)) for one in sorted(rules.neighbours)}
         self._loop = EventLoop()
         self._server: grpc.aio.Server | None = None
@@ -229,6 +233,8 @@ class GrpcLinks(Links):
             last.add(asyncio.create_task(self._server.stop(self._settings.farewell)))
         if last:
             await asyncio.wait(last)
+        if self._registering is not None:
+            self._registering.cancel()
 
     # --- whoever listens -------------------------------------------------------------------------------------------
 
@@ -252,6 +258,8 @@ class GrpcLinks(Links):
                 f"end that process, or give another bind in {self._identity.folder / SETTINGS}"
             ) from None
         await server.start()
+        if self._settings.through_relay:
+            self._registering = asyncio.create_task(keep_registered(self._identity, self.port, Pauses(self._settings)))
 
     async def _accept(self, _: object, context: grpc.aio.ServicerContext) -> None:
         """Carry on a stream that a neighbour has opened, unless it opens them too often."""

@@ -66,7 +66,7 @@ class MemberSettings(Section):
     `data` is the file of its table, looked for beside the settings. Before the first round a member waits `gather`
     seconds at most until all neighbours are there, later `patience` seconds in a round. `bind` is where it listens, if
     not at the port of its address on all interfaces. With `proxy = "environment"` it dials through the proxy that its
-    environment names.
+    environment names; with `relay`, its address is that of a relay, at which it registers.
     """
 
     data: str | None = None
@@ -74,6 +74,7 @@ class MemberSettings(Section):
     patience: float = Field(default=60.0, gt=0)
     bind: str | None = None
     proxy: Literal["none", "environment"] = "none"
+    relay: bool = False
     lineage: str = DEFAULT
     budget: BudgetSettings | None = None
 

@@ -216,7 +216,8 @@ class MemberRun:
         rules = rules_of(self.part, self.training_run, self.member)
         links = GrpcLinks(
             rules, self.identity, {one: self.agreement.members[one] for one in rules.neighbours}, report=self._report,
-            bind=self.settings.bind, settings=LinkSettings(through_proxy=self.settings.through_proxy),
+            bind=self.settings.bind,
+            settings=LinkSettings(through_proxy=self.settings.through_proxy, through_relay=self.settings.relay),
             at=Place(self.part.begins if begun is None else begun[0], 0), seen=self.journal.seen(rules),
             key_hashes=self.agreement.key_hashes,
         )  # fmt: skip

@@ -47,7 +47,8 @@ class LinkSettings:
     `keepalive_timeout` later. `handshake` is how long a connection may take up to its hello, `stall` how long a chunk
     may take within a frame, `farewell` how long the last frames may take at the end. Between attempts to connect there
     are pauses that grow from `first_pause` to `longest_pause`. A proxy that the environment names (https_proxy, say) is
-    used `through_proxy` only: gRPC would take it for every address. Of `most_connections` that are open at once, each
+    used `through_proxy` only: gRPC would take it for every address. `through_relay` a member listens on its own machine
+    only, and its relay brings connections there. Of `most_connections` that are open at once, each
     takes 80 kB, until strangers among them are hung up on; any further one is closed at once.
     """
 
@@ -59,6 +60,7 @@ class LinkSettings:
     first_pause: float = 0.2
     longest_pause: float = 5.0
     through_proxy: bool = False
+    through_relay: bool = False
     most_connections: int = 2000
 
     def options(self) -> Options:

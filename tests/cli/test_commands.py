@@ -46,6 +46,7 @@ FINE = {
     "peer join": "agreement.toml --data table.csv",
     "peer leave": "agreement.toml",
     "peer rehearse": "agreement.toml --data empty",
+    "peer relay": "agreement.toml --listen 127.0.0.1:7443",
     "peer renew": "",
     "peer sign": "amended.toml",
     "peer status": "",
@@ -59,8 +60,8 @@ FINE = {
 
 WITH_ARGUMENTS = (
     "graph", "run", "attack", "audit", "compare", "report", "schema", "peer init", "peer agree", "peer check",
-    "peer join", "peer rehearse", "peer amend", "peer leave", "peer sign", "data inspect", "data split", "export",
-    "paper", "predict", "plan",
+    "peer join", "peer rehearse", "peer amend", "peer leave", "peer relay", "peer sign", "data inspect",
+    "data split", "export", "paper", "predict", "plan",
 )  # fmt: skip
 """Commands that take words without an option's name."""
 

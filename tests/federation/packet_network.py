@@ -46,11 +46,14 @@ def enter_namespace(name: str) -> None:
 
 
 class PacketNetwork:
-    """Namespaces by number, each with the address `address(number)`. `line` and `apart` may be changed at any time."""
+    """Namespaces by number, each with the address `address(number)`. `line` and `apart` may be changed at any time.
+
+    To those that are `closed` nobody can open a connection of TCP, as behind most firewalls.
+    """
 
     def __init__(self, size: int, line: Line, seed: int = 0) -> None:
-        self.line, self.apart = line, frozenset[int]()
-        self.lost = self.carried = 0
+        self.line, self.apart, self.closed = line, frozenset[int](), frozenset[int]()
+        self.lost = self.carried = self.refused = 0
         self.namespaces = [f"sotto-{os.getpid()}-{number}" for number in range(size)]
         self._rng, self._devices, self._stop = np.random.default_rng(seed), [], threading.Event()
         self._carrier = threading.Thread(target=self._carry, daemon=True)
@@ -61,7 +64,7 @@ class PacketNetwork:
     def open(self) -> None:
         for number, name in enumerate(self.namespaces):
             _ip("netns", "add", name)
-            self._devices.append(_in_namespace(name, _open_device))
+            self._devices.append(in_namespace(name, _open_device))
             for words in (f"addr add {self.address(number)}/24 dev sotto0", "link set sotto0 up", "link set lo up"):
                 _ip("-n", name, *words.split())
         self._carrier.start()
@@ -89,7 +92,7 @@ class PacketNetwork:
             for device in select.select(self._devices, [], [], pause)[0]:
                 packet = os.read(device, LARGEST_PACKET)
                 sender, receiver = self._devices.index(device), self._receiver(packet)
-                if receiver is None or self._is_lost(sender, receiver) or len(due) > LONGEST_QUEUE:
+                if receiver is None or self._is_lost(sender, receiver, packet) or len(due) > LONGEST_QUEUE:
                     continue
                 self.carried += 1
                 start = max(time.monotonic(), free[receiver])
@@ -102,10 +105,19 @@ class PacketNetwork:
             return None
         return packet[19] - 1 if 1 <= packet[19] <= len(self._devices) else None
 
-    def _is_lost(self, sender: int, receiver: int) -> bool:
+    def _is_lost(self, sender: int, receiver: int, packet: bytes) -> bool:
+        if receiver in self.closed and opens_connection(packet):
+            self.refused += 1
+            return True
         lost = (sender in self.apart) != (receiver in self.apart) or self._rng.random() < self.line.loss
         self.lost += lost
         return lost
+
+
+def opens_connection(packet: bytes) -> bool:
+    """Whether it is the first of a connection of TCP: SYN without ACK."""
+    length = 4 * (packet[0] & 15)
+    return packet[9] == 6 and packet[length + 13] & 0x12 == 0x02
 
 
 @contextmanager
@@ -125,7 +137,7 @@ def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
-def _in_namespace(name, act):
+def in_namespace(name, act):
     """What a function returns in the network of a namespace."""
     found = []
 
