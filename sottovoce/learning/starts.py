@@ -137,16 +137,17 @@ def _freeze(module: nn.Module, parts: list[str] | None) -> None:
     """Train what begins with these names alone; None trains all but batch norms."""
     names = [name for name, _ in module.named_parameters()]
     for part in parts or ():
-        if not any(_is_of(name, part) for name in names):
+        if not any(is_of(name, part) for name in names):
             raise InputError(f"train {part!r:.60}", f"parameters are {few(names)}", "name one, or what it begins with")
     for name, value in module.named_parameters():
-        value.requires_grad_(parts is None or any(_is_of(name, part) for part in parts))
+        value.requires_grad_(parts is None or any(is_of(name, part) for part in parts))
     for layer in module.modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             layer.requires_grad_(False)
 
 
-def _is_of(name: str, part: str) -> bool:
+def is_of(name: str, part: str) -> bool:
+    """Whether a parameter is a part of a module, or that part itself."""
     return name == part or name.startswith(f"{part}.")
 
 

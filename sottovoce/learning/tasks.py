@@ -48,6 +48,7 @@ from sottovoce.learning.models import Model
 from sottovoce.learning.modules import only_linear_layer
 from sottovoce.learning.partitioning import Partition
 from sottovoce.learning.prediction_scores import score_predictions
+from sottovoce.learning.starts import is_of
 from sottovoce.learning.survival import score_times
 from sottovoce.privacy.convexity import DECLARE_NORM
 from sottovoce.support.text import JSON
@@ -192,6 +193,39 @@ class Task:
         moved = outputs.clone()
         moved[..., -1] -= math.log(self.threshold / (1 - self.threshold))
         return moved
+
+    def fine_tuned(self, models: Tensor, *, steps: int, step_size: float, parts: Sequence[str] | None = None) -> Tensor:
+        """The model of every node after steps on all rows of its own, of parameters whose names begin with `parts`.
+
+        Nothing of it is noised, and no figure covers it: it stays at home.
+        """
+        moves = {
+            name: torch.full(shape, parts is None or any(is_of(name, part) for part in parts), dtype=self.dtype)
+            for name, shape in zip(self.model.layout.names, self.model.layout.shapes, strict=True)
+        }
+        own, factor = models.clone(), step_size * self.model.layout.flatten(moves).to(models)
+        gradient = self.gradients("full")
+        for step in range(steps):
+            own -= factor * gradient(step, own)
+        return own
+
+    def accuracy_at_home(self, models: Tensor) -> NDArray[np.float64]:
+        """How often each node's model is right, on test rows weighed by the classes that the node has: it stays there.
+
+        nan where it has classes that no test row has.
+        """
+        targets, classes = self.dataset.test_targets, len(self.dataset.classes)
+        if not classes:
+            raise InputError(f"accuracy on {self.dataset.name}", "it has no classes", "use evaluate")
+        shown = [part.expand(len(models), *part.shape) for part in (self.test_inputs, self.test_targets)]
+        outputs = self.engine.outputs(models, shown[0])
+        right = self.model.loss.score(outputs, shown[1]).double().cpu().numpy()
+        there = np.bincount(targets.astype(int), minlength=classes)
+        with np.errstate(invalid="ignore"):
+            each = np.stack([right[:, targets == one].sum(1) for one in range(classes)], axis=1) / there
+        held = [np.bincount(self.dataset.targets[rows].astype(int), minlength=classes) for rows in self.shards.indices]
+        shares = np.stack(held) / np.sum(held, axis=1, keepdims=True)
+        return np.where(shares > 0, shares * each, 0.0).sum(axis=1)
 
     def score(self, point: Tensor, rows: int | None = None) -> dict[str, JSON]:
         """What `score_predictions` says of one model on the test rows, or on the first of them."""
@@ -378,6 +412,12 @@ class Gradients:
 
     def __call__(self, round: int, points: Tensor) -> Tensor:
         """Every node's released gradient at its own point."""
+        one = points.new_ones(1, 1)
+        if (one @ one).dtype != one.dtype:
+            raise InputError(
+                "gradients under torch.autocast", "clipped gradients would be rounded above their bound",
+                "leave autocast out; machine.precision is float32 or float64",
+            )  # fmt: skip
         found = self._unweighted(round, points)
         if self.weigh_nodes == "equal":
             return found

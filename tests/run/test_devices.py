@@ -9,8 +9,9 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from sottovoce import InputError
+from sottovoce import InputError, algorithm, metropolis
 from sottovoce.core.arrays import to_numpy
 from sottovoce.core.random_streams import NoiseKey
 from sottovoce.learning import models
@@ -20,6 +21,7 @@ from sottovoce.run.checkpoint import Checkpoint, load, save
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.finished_run import open_run
 from sottovoce.run.training_run import measured_rounds, prepare_run
+from sottovoce.support.own_code import code_from
 from tests.cases import cases
 from tests.learning.test_models import ratings
 from tests.run.elsewhere import NAME, elsewhere
@@ -112,3 +114,21 @@ def test_a_run_file_names_the_device_and_whoever_opens_the_run_needs_none(tmp_pa
 def test_a_device_that_is_not_here_is_refused(name):
     with pytest.raises(InputError, match="finds no such device here"):
         task(DIGITS, partition(DIGITS, 3, rows=6), models.model("softmax", DIGITS), device=name)
+
+
+def test_views_rules_and_frozen_parts_are_the_same_elsewhere(tmp_path):
+    save_file(models.model("mlp", DIGITS, hidden=(6,)).module.state_dict(), tmp_path / "start.safetensors")
+    with code_from(tmp_path):
+        net = models.find_model("mlp", DIGITS, hidden=(6,), start="start.safetensors", train=["2", "lora:rank=2"])
+
+    def found(device):
+        job = task(DIGITS, partition(DIGITS, 4, rows=6), net, device=device)
+        what = job.gradients("full", "per-example", 1.0, augment="shift:1", views=2)
+        built = algorithm("dp-d-sgd", sigma=1.0, optimizer="adam", step_factors=[1, 2, 3, 4], average=0.5)
+        key = NoiseKey.of_seed(3)
+        run = prepare_run(built, metropolis("ring:4"), what, rounds=ROUNDS, seed=3, noise_key=key)
+        return played(run, run.before())[:2]
+
+    with elsewhere() as device:
+        there = found(device)
+    assert there == found("cpu")
