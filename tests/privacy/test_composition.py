@@ -88,6 +88,7 @@ def test_sums_of_stated_figures_are_no_smaller_than_those_of_fractions():
         joint = compose([StatedLoss(epsilon, 1e-7) for epsilon in each.tolist()]).epsilon(1e-5)
         assert exact <= Fraction(joint) <= exact * (1 + Fraction(1, 2**50))
     assert below > 20
+    assert compose([StatedLoss(0.0, 0.0)]).epsilon(1e-5) == 0
 
 
 def test_what_sampling_counts_where_nodes_draw_unlike_each_other():

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from sottovoce import account, algorithm, dropout, fresh_erdos_renyi, iterate_rounds, metropolis, trace, views
+from sottovoce.core.noise import Independent
 from sottovoce.core.participation import parse_participation
 from sottovoce.core.random_streams import NoiseKey
+from sottovoce.core.topologies import Changing
 from sottovoce.privacy.absorption import couple
 from sottovoce.privacy.absorption_policy import UNBOUNDED, late_cost, may_gain
+from sottovoce.privacy.exact.deflation import deflated
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.reactions import reaching_gradients
@@ -119,3 +122,18 @@ def test_all_nodes_react_those_that_are_not_asked_about_too():
 def test_victims_far_away_have_more_than_two_dozen_last_rounds_for_nothing():
     result = account(trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("path:60"), rounds=60), "node:0", victims=[50])
     assert result.of(50, "any-training").mu ** 2 == pytest.approx(60 - 49)
+
+
+def test_a_gradient_without_noise_in_one_round_is_a_loss_that_is_infinite():
+    quiet, loud = (metropolis(net).at(0) for net in ("path:3", "complete:3"))
+
+    @dataclass(frozen=True)
+    class Sometimes(Independent):
+        def local(self, mixing):
+            return Independent(0.0 if mixing is quiet else 1.0).local(mixing)
+
+    net = Changing(lambda round, step: quiet if round == 1 else loud, n=3)
+    built = replace(algorithm("dp-d-sgd", sigma=1.0), noise=Sometimes(1.0))
+    M_VTT = deflated(observe(trace(built, net, rounds=3), views.node(0))).losses
+    assert np.isinf(M_VTT).all(axis=(1, 2)).tolist() == [True, False]  # node 2 is not heard in that round
+    assert np.isfinite(M_VTT[1]).all()

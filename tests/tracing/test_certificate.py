@@ -5,19 +5,20 @@ Cheats are honest while they are traced, where rows are no numbers, and cheat fr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
 
 from sottovoce import Gossip, Independent, algorithm, metropolis, weigh
 from sottovoce.core.algorithm import Model, Weighted
 from sottovoce.core.arrays import Rows, column, is_plain
 from sottovoce.core.compression import parse_compression
 from sottovoce.core.loop import iterate_rounds
-from sottovoce.core.noise import CombinedNoise, NoNoise, Pairwise, ZeroSum
+from sottovoce.core.noise import CombinedNoise, FactoredMatrix, NoNoise, Pairwise, ZeroSum
 from sottovoce.core.random_streams import NoiseKey
 from sottovoce.core.topologies import Changing
 from sottovoce.core.transport import InProcess
@@ -389,6 +390,30 @@ def test_noise_of_the_round_before_is_refused(monkeypatch):
     with pytest.raises(Uncertified, match="again"):
         played(Gossip(name="plain", noise=Independent(1.0)))
     assert Counting.delivered == 1
+
+
+@dataclass(frozen=True)
+class Factored(Independent):
+    """The noise of `Independent`, made anew whenever it is asked for; after so many times in another form."""
+
+    plain: int = 10**6
+    asked: list = field(default_factory=list, compare=False)
+
+    def local(self, mixing):
+        (term,) = super().local(mixing)
+        self.asked.append(1)
+        eye, nothing = sparse.eye_array(mixing.n, format="csr"), sparse.csr_array((mixing.n, mixing.n))
+        matrix = FactoredMatrix(self.sigma * eye)
+        factored = FactoredMatrix(nothing, self.sigma * eye, eye)
+        return (replace(term, matrix=matrix if len(self.asked) <= self.plain else factored),)
+
+
+def test_noise_is_the_same_if_its_numbers_are_and_not_in_another_form():
+    honest = Factored(0.5)
+    assert played(Gossip(name="plain", noise=honest)) == ROUNDS
+    last = Factored(0.5, len(honest.asked) - 1)
+    with pytest.raises(Uncertified, match="other noise"):
+        played(Gossip(name="plain", noise=last))
 
 
 def test_noise_below_the_precision_of_models_is_refused():
