@@ -9,20 +9,26 @@ from typer import Argument, Context, Option
 
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Data, GraphName, Json, Weights, Yes, offering
-from sottovoce.cli.output import answer, facts, picked, print_line, print_remark, print_sentences
+from sottovoce.cli.output import answer, facts, picked, print_line, print_note, print_remark, print_sentences
 from sottovoce.cli.progress import activity
+from sottovoce.errors import InputError
 from sottovoce.support.limits import size_text
 
 if TYPE_CHECKING:
+    from sottovoce.core.topologies import Topology
     from sottovoce.learning.columns import Column
     from sottovoce.learning.datasets import DatasetListing
     from sottovoce.support.text import JSON
+
+MOST_MOMENTS = 300
+"""Nodes of which second moments are followed."""
 
 
 @app.command()
 def graph(
     spec: GraphName,
     weights: Weights = "metropolis",
+    compression: str | None = Option(None, help="Also whether models stay together: rand:0.5, with push weights."),
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -47,11 +53,32 @@ def graph(
         "components": int(source.components.max()) + 1,
         "spectral_gap": gap,
     }
+    growth = None if compression is None else warn_if_apart(net, compression)
+    if compression is not None and growth is None:
+        raise InputError(
+            f"--compression {compression} on {net.name}",
+            f"growth is known of random coordinates, column-stochastic weights and up to {MOST_MOMENTS} nodes",
+            "give rand:0.5 and --weights push, for example",
+        )
     names = None if source.labels is None else [str(label) for label in source.labels]
-    answer({**found, "labels": names}, facts(found))
+    grown = {"compression": compression, "growth": growth}
+    answer({**found, **grown, "labels": names}, facts(found if growth is None else found | grown))
     if names is not None:
         few = ", ".join(f"{node} is {name}" for node, name in enumerate(names[:4]))
         print_remark(f"Nodes are numbered as their graph lists them: {few}{', ...' if len(names) > 4 else ''}")
+
+
+def warn_if_apart(net: "Topology", compression: str) -> float | None:
+    """By how much distances between models grow in a round, below 1 they shrink; None where that is not known."""
+    from sottovoce.core.compression import RandomK, parse_compression
+
+    operator = parse_compression(compression)
+    if not isinstance(operator, RandomK) or net.n > MOST_MOMENTS or not (net.static and net.at(0).column_stochastic):
+        return None
+    found = operator.growth([net.at(0).weights.toarray()])
+    if found >= 1:
+        print_note(f"Models grow apart with {compression}: keep part of the weight, as --weights push,lazy=0.5 does.")
+    return found
 
 
 data_commands = typer.Typer(rich_markup_mode=None, invoke_without_command=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from typer import Argument, Option
 
 from sottovoce.cli.app import app, explained, fail
+from sottovoce.cli.graphs_and_data import warn_if_apart
 from sottovoce.cli.options import Changes, Code, Data, Jobs, Json, Track, Yes, code_beside, refuse_given
 from sottovoce.cli.output import Table, answer, facts, print_note, print_remark, verbosity
 from sottovoce.cli.printed_figures import changed_data
@@ -213,7 +214,10 @@ def _run_one(experiment: "Experiment", how: Execution) -> None:
     with _telling_what_is_kept(folder), _played(experiment, how) as after_round:
         from sottovoce.run.execute import run_experiment
         from sottovoce.run.layout import RunFiles
+        from sottovoce.run.protocol import topology_of
 
+        if (compression := experiment.algorithm.settings.get("compression")) is not None:
+            warn_if_apart(topology_of(experiment, how.data), str(compression))
         run_experiment(
             experiment, folder, data=how.data, resume=how.resume, progress=after_round, ledger=how.ledger,
             on_end=ended.append,

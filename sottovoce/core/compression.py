@@ -13,6 +13,7 @@ contraction, omega < 1.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
 
@@ -27,6 +28,9 @@ Streams: TypeAlias = list[np.random.Generator]
 
 ESCAPES = 4
 """At most three coordinates can reach the level that b - 1 bits do not hold; one more for rounding."""
+
+SETTLED = 300
+"""Rounds after which moments grow steadily."""
 
 AS_PRINTED = ",as-printed"
 """What a spec ends with that asks for an operator without our rescaling."""
@@ -148,6 +152,28 @@ class RandomK(_Sparse):
         for row, stream in zip(mask, streams, strict=True):
             row[stream.permutation(dimension)[: self.kept(dimension)]] = True
         return mask
+
+    def growth(self, weights: Sequence[NDArray[np.float64]]) -> float:
+        """By how much distances between models grow in a round, from second moments: below 1 they shrink.
+
+        Column-stochastic weights follow each other in turn; models x sum to zero, of the copies h masks are
+        independent: `h <- h + mask (x - h)`, `x <- x + (W - I) h`.
+        """
+        n, lost, rates = len(weights[0]), 1 - self.fraction, list[float]()
+        apart, h = np.eye(n) - 1 / n, np.eye(n)
+        x, both = apart, np.zeros((n, n))
+        for step in range(SETTLED * len(weights)):
+            lag, cross, move = x - both - both.T + h, x - both, weights[step % len(weights)] - np.eye(n)
+            both, h = (
+                x - lost * cross,
+                x - lost * (cross + cross.T) + lost**2 * lag + lost * self.fraction * np.diag(np.diag(lag)),
+            )
+            mixed = both @ move.T
+            x, both = apart @ (x + mixed + mixed.T + move @ h @ move.T) @ apart, apart @ (both + move @ h)
+            size = float(np.trace(x) + np.trace(h))
+            rates.append(math.sqrt(size))
+            x, both, h = (x + x.T) / (2 * size), both / size, (h + h.T) / (2 * size)  # else rounding grows
+        return math.prod(rates[-len(weights) :]) ** (1 / len(weights))
 
     def apply(self, rows: Reals, streams: Streams) -> Reals:
         return np.where(self.mask(rows.shape[1], streams), rows, rows.dtype.type(0))

@@ -41,6 +41,7 @@ LINES = [
     "noise --graph ring:5 --participation 2x3 --objective last --structure banded --bands 2 --no-cache",
     "graph grid:3x4 --weights uniform",
     "graph exponential:7 --weights push",
+    "graph exponential:10 --weights push --compression rand:0.75",
     "graph florentine",
     "graph erdos-renyi:6,p=0 --weights metropolis",
     "data",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
 
 import numpy as np
 import pytest
 
 from sottovoce import InputError, algorithm, dropout, push, train
-from sottovoce.core.compression import parse_compression
+from sottovoce.core.compression import RandomK, parse_compression
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.topologies import weigh
+from sottovoce.support.text import to_toml
 
 SPECS = ["identity", "rand:0.5", "rand:0.1", "gsgd:2", "gsgd:8", "gsgd:16", "top:0.1", "top:1"]
 
@@ -114,35 +115,19 @@ def test_error_feedback_reaches_the_common_minimum(spec):
     assert abs(pulled(compression=spec).mean(axis=0) - TARGET.mean(axis=0)).max() < 0.1
 
 
-def mean_square_rate(weights: Sequence[np.ndarray], kept: float) -> float:
-    """By how much distances grow per round when copies lag behind, from second moments; masks are independent.
-
-    The weights follow each other in turn.
-    """
-    n, lost = len(weights[0]), 1 - kept
-    apart = np.eye(n) - np.ones((n, n)) / n
-    project = np.block([[apart, np.zeros((n, n))], [np.zeros((n, n)), np.eye(n)]])
-    moments, rates = project @ project, []
-    for round in range(300 * len(weights)):
-        L = weights[round % len(weights)] - np.eye(n)
-        X, XH, H = moments[:n, :n], moments[:n, n:], moments[n:, n:]
-        lag, cross = X - XH - XH.T + H, X - XH
-        XH = X - lost * cross
-        H = X - lost * (cross + cross.T) + lost**2 * lag + kept * lost * np.diag(np.diag(lag))
-        X = X + XH @ L.T + L @ XH.T + L @ H @ L.T
-        XH = XH + L @ H
-        after = project @ np.block([[X, XH], [XH.T, H]]) @ project
-        rates.append(np.sqrt(np.trace(after) / np.trace(moments)))
-        moments = (after + after.T) / 2 / np.trace(after)
-    return float(np.prod(rates[-len(weights) :]) ** (1 / len(weights)))
+def test_without_compression_distances_shrink_by_the_second_eigenvalue():
+    for spec in ("ring:7", "exponential:10"):
+        W = weigh(spec, "push").at(0).weights.toarray()
+        expected = sorted(abs(np.linalg.eigvals(W)))[-2]
+        assert RandomK(1.0).growth([W]) == pytest.approx(expected, rel=1e-6)
 
 
 def test_rand_50_is_bounded_where_each_node_has_one_receiver_at_a_time():
     """The exponential graph of the work that the paper builds on: in round t node i sends to i + 2^(t mod 4) alone."""
     one_peer = [(np.eye(10) + np.roll(np.eye(10), 2**k, axis=0)) / 2 for k in range(4)]
-    assert mean_square_rate(one_peer, 0.5) < 1
-    assert mean_square_rate(one_peer, 0.1) > 1
-    assert mean_square_rate([weigh("exponential:10", "push").at(0).weights.toarray()], 0.5) > 1
+    assert RandomK(0.5).growth(one_peer) < 1
+    assert RandomK(0.1).growth(one_peer) > 1
+    assert RandomK(0.5).growth([weigh("exponential:10", "push").at(0).weights.toarray()]) > 1
 
 
 @pytest.mark.parametrize(
@@ -159,7 +144,7 @@ def test_coarse_compression_needs_lazy_weights(weights, kept):
         x = played.loop_state.state.x
         apart.append(np.sqrt(((x - x.mean(axis=0)) ** 2).sum()))
     rate = (apart[-1] / apart[49]) ** (1 / (rounds - 50))
-    expected = mean_square_rate([net.at(0).weights.toarray()], kept)
+    expected = RandomK(kept).growth([net.at(0).weights.toarray()])
     assert (rate < 1) == (expected < 1)
     assert expected - 0.1 < rate < expected + 0.01  # rare long lags, which few coordinates meet, carry the moments
 
@@ -192,3 +177,20 @@ def test_what_travels_is_decoded_to_what_was_compressed(spec, dimension, dtype):
 def test_messages_weigh_what_is_accounted_for_them(spec):
     operator, dimension = parse_compression(spec), 20_000
     assert 8 * operator.payload(dimension, np.dtype(np.float32)) == pytest.approx(operator.bits(dimension), rel=0.01)
+
+
+def test_a_graph_on_which_models_grow_apart_is_said_to_be_one_before_a_run(sotto, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for weights, grows in (("push", True), ("push,lazy=0.5", False)):
+        code, out, err = sotto(f"graph exponential:10 --weights {weights} --compression rand:0.5 --json")
+        assert code == 0
+        assert (json.loads(out)["growth"] > 1) is ("lazy=0.5" in err) is grows
+    assert sotto("graph ring:5 --compression gsgd:8")[0] == 2
+    settings = {
+        "name": "coarse", "topology": {"graph": "exponential:10"}, "training": {"rounds": 1},
+        "algorithm": {"name": "dp-csgp", "sigma": 1.0, "compression": "rand:0.5"}, "privacy": {"attackers": "none"},
+    }  # fmt: skip
+    (tmp_path / "coarse.toml").write_text(to_toml(settings))
+    code, _, err = sotto("run coarse.toml --json")
+    assert code == 0
+    assert "lazy=0.5" in err
