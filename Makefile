@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready-torch-$(TORCH)
 PIP = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test slow bench torch-ends outside test-adapters test-package docs clean
+.PHONY: demo test slow bench torch-ends outside test-adapters test-package artifact docs clean
 
 demo: $(READY)
 	$(BIN)/sotto demo
@@ -88,6 +88,13 @@ test-package:
 	done
 	build/package/tools/bin/cyclonedx-py environment build/package/$(firstword $(PYTHONS)) -o build/package/sbom.json
 	ls -l build/package/1 build/package/sbom.json
+
+# Expected figures, from packages that are pinned by their hashes: artifact/README.md.
+artifact:
+	$(PYTHON) -m venv --clear build/artifact
+	$(call PIP,build/artifact) --require-hashes -r artifact/requirements.lock
+	$(call PIP,build/artifact) --no-deps --no-build-isolation .
+	build/artifact/bin/python artifact/check.py
 
 docs: $(READY)
 	$(BIN)/mkdocs build --strict --quiet

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import tomllib
 from pathlib import Path
 
@@ -50,3 +51,19 @@ def test_hooks_before_a_commit_call_programs_of_the_environment():
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text()):
         assert (ROOT / target).exists(), target
+
+
+def test_the_artifact_pins_what_the_package_needs():
+    lock = (ROOT / "artifact" / "requirements.lock").read_text().splitlines()
+    pinned = {}
+    for line in lock:
+        name, version = re.fullmatch(r"(\S+)==(\S+) --hash=sha256:[0-9a-f]{64}", line).groups()
+        pinned[name] = version
+    for needed in map(Requirement, PROJECT["dependencies"]):
+        assert needed.specifier.contains(pinned[needed.name])
+
+
+@pytest.mark.slow
+def test_figures_of_the_artifact_are_as_expected(capsys):
+    code = runpy.run_path(str(ROOT / "artifact" / "check.py"))["main"]()
+    assert code == 0, capsys.readouterr().out
