@@ -28,7 +28,9 @@ def compare(
     title: str | None = Option(None, help="Title of the page."),
     data: Data = None,
     figures: Path | None = Option(None, help="Also write each figure as a file into this folder."),
-    formats: list[str] | None = Option(None, "--format", help="--figures: svg, pdf or png; may be repeated."),
+    formats: list[str] | None = Option(None, "--format", help="--figures: svg, pdf, png or csv; may be repeated."),
+    over: str | None = Option(None, help="--figures: draw results over this setting, such as training.rounds."),
+    width: float | None = Option(None, min=40, max=400, help="--figures: so many millimetres wide, for a paper."),
     trackers: Track = None,
     as_csv: bool = Option(False, "--csv", help="Print the table as CSV, with all digits."),
     code: Code = None,
@@ -43,13 +45,13 @@ def compare(
     """
     from sottovoce.report.figure_files import write_figures
     from sottovoce.report.page import page, read_checked_runs
-    from sottovoce.report.series import run_figures, trade_off
+    from sottovoce.report.series import figures_over, run_figures, trade_off
     from sottovoce.run.layout import RunFiles
     from sottovoce.run.run_documents import final_average_text, unfinished_runs
     from sottovoce.support.files import check_writable, write_text
     from sottovoce.support.text import csv_text
 
-    wanted = _formats(figures, formats)
+    wanted = _formats(figures, formats, over=over, width=width)
     check_one_form(as_csv)
     with activity("guarantees"):
         found, left_out = read_checked_runs(runs, data), unfinished_runs(runs)
@@ -62,7 +64,8 @@ def compare(
         "page": str(shown), "runs": trade_offs, "findings": findings, "not_checked": not_checked,
         "left_out": [str(folder) for folder in left_out],
     }  # fmt: skip
-    drawn = [] if figures is None else write_figures(figures, run_figures(found), wanted)
+    charts = [] if figures is None else run_figures(found) if over is None else figures_over(found, over)
+    drawn = [] if figures is None else write_figures(figures, charts, wanted, width=width)
     if trackers and findings:
         print_remark(f"Not written for {', '.join(trackers)}: a folder contradicts itself.")
     elif trackers:
@@ -86,19 +89,21 @@ def compare(
         raise Exit(1)
 
 
-def _formats(figures: Path | None, formats: list[str] | None) -> "list[Format]":
-    """In which formats figures are written; refused where there is no folder for them."""
-    from sottovoce.report.figure_files import parse_format
+def _formats(figures: Path | None, formats: list[str] | None, **others: object) -> "list[Format]":
+    """In which formats figures are written, their numbers always; options are refused without a folder for them."""
+    from sottovoce.report.figure_files import Format, parse_format
 
-    if figures is None and formats:
+    given = {"format": formats and formats[0], **others}
+    unused = next((f"{name} {value}" for name, value in given.items() if value), None)
+    if figures is None and unused is not None:
         raise InputError(
-            f"--format {formats[0]} without --figures",
+            f"--{unused} without --figures",
             "figures are written into the folder of --figures",
             "add --figures DIR",
         )
     if figures is not None and figures.exists() and not figures.is_dir():
         raise InputError(f"{figures} is not a folder", "figures are written into a folder", "name another")
-    return list(dict.fromkeys(parse_format(word) for word in formats or ["svg"]))
+    return list(dict.fromkeys([*map(parse_format, formats or [Format.SVG]), Format.CSV]))
 
 
 @app.command()

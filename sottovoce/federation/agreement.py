@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -38,6 +38,7 @@ from sottovoce.support.config import (
     Section,
     TopologySettings,
     TrainingSettings,
+    leaves,
     parse_section,
     read_settings_file,
 )
@@ -209,7 +210,7 @@ class Agreement(AgreedSettings):
     @cached_property
     def key_hashes(self) -> dict[str, str]:
         """The SHA-256 of each value, by key: by them two members find what their agreements differ in."""
-        return {key: hashlib.sha256(_canonical(value)).hexdigest() for key, value in _leaves(_by_name(self), "")}
+        return {key: hashlib.sha256(_canonical(value)).hexdigest() for key, value in leaves(_by_name(self))}
 
     def toml(self) -> str:
         """As a file holds it."""
@@ -235,19 +236,6 @@ def _by_name(agreement: Agreement) -> Document:
     columns = document["data"]["columns"]
     listed = {f"{place}. {column['name']}": column for place, column in enumerate(columns["columns"], 1)}
     return {**document, "members": members, "data": {**document["data"], "columns": {**columns, "columns": listed}}}
-
-
-def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """The values of a document that are no tables, by key.
-
-    >>> list(_leaves({"privacy": {"epsilon": 1, "delta": 2}, "range": [0, 1]}, ""))
-    [('privacy.epsilon', 1), ('privacy.delta', 2), ('range', [0, 1])]
-    """
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from _leaves(inner, f"{key}.{name}" if key else str(name))
-    else:
-        yield key, value
 
 
 def _canonical(value: Any) -> bytes:

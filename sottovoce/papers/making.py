@@ -19,7 +19,7 @@ from sottovoce.papers.catalogue import Accounts, Averaging, Claim, PaperFigure, 
 from sottovoce.papers.cells import Cell, kept, lines_of
 from sottovoce.papers.training import axis_names, training_lines
 from sottovoce.report.figure_files import Format, write_figures
-from sottovoce.report.figures import Line, panels
+from sottovoce.report.figures import Line, panels, points_of
 from sottovoce.run.sweep import SweepRun, expand_sweep, finished_before, only_read, run_experiments, sweep_rows
 from sottovoce.support.config import Document
 from sottovoce.support.files import check_folder, write_text
@@ -98,7 +98,7 @@ def make(paper: str, name: str, how: Making) -> Made:
     drawings = panels(stem, figure.shows, lines, x=x, y=y, log_x=figure.drawn.log_x, log_y=log_y)
     files = write_figures(folder, drawings, (Format.SVG, Format.PDF))
     numbers, verdict = folder / f"{stem}.csv", folder / f"{stem}.md"
-    write_text(numbers, csv_text(_rows(lines)))
+    write_text(numbers, csv_text(points_of(lines)))
     write_text(verdict, _verdict(paper, name, figure, found, how, notes))
     return Made(paper, name, tuple(lines), tuple(found), (*files, numbers, verdict), tuple(notes))
 
@@ -156,14 +156,6 @@ def _at(place: Place, name: str, lines: Sequence[Line]) -> float:
     if place in ("first", "last"):
         return float(line.y[0 if place == "first" else -1])
     return float(dict(zip(line.x, line.y, strict=True)).get(float(place), math.nan))
-
-
-def _rows(lines: Sequence[Line]) -> list[Document]:
-    return [
-        {"line": line.name, "x": x, "y": y, "low": low, "high": high}
-        for line in lines
-        for x, y, (low, high) in zip(line.x, line.y, line.band, strict=True)
-    ]
 
 
 def _verdict(

@@ -1,4 +1,4 @@
-"""Figures as files: SVG and PDF by ourselves, PNG with the extra `figures`.
+"""Figures as files: SVG, PDF and the numbers as CSV by ourselves, PNG with the extra `figures`.
 
 PDF has vectors, and text that stays text, in a font that every reader has. Only what `figures` draws is known there:
 lines, polygons, circles and text. Anything else is refused by its name.
@@ -15,8 +15,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from sottovoce.errors import InputError, SottovoceError, require_extra
-from sottovoce.report.figures import Figure
+from sottovoce.report.figures import Figure, points_of
 from sottovoce.support.files import write_bytes, write_text
+from sottovoce.support.text import csv_text
 
 PIXELS = 1560
 """Width of a PNG: twice that of the drawing, so that it is sharp in print."""
@@ -32,6 +33,7 @@ class Format(StrEnum):
     SVG = "svg"
     PDF = "pdf"
     PNG = "png"
+    CSV = "csv"
 
 
 def parse_format(word: str) -> Format:
@@ -43,17 +45,25 @@ def parse_format(word: str) -> Format:
     return Format(word)
 
 
-def write_figures(folder: Path, figures: Sequence[Figure], formats: Sequence[Format] = (Format.SVG,)) -> list[Path]:
-    """Each figure as a file of each format in a folder; returns the files."""
+def write_figures(
+    folder: Path,
+    figures: Sequence[Figure],
+    formats: Sequence[Format] = (Format.SVG, Format.CSV),
+    *,
+    width: float | None = None,
+) -> list[Path]:
+    """Each figure as a file of each format in a folder, for screens or so many millimetres wide; returns them."""
     folder.mkdir(parents=True, exist_ok=True)
     found = []
     for figure in figures:
         for wanted in formats:
             path = folder / f"{figure.stem}.{wanted}"
-            if wanted is Format.SVG:
-                write_text(path, figure.svg)
+            if wanted is Format.CSV:
+                write_text(path, csv_text(points_of(figure.series, figure.x, figure.y)))
+            elif wanted is Format.SVG:
+                write_text(path, figure.drawn(width))
             else:
-                write_bytes(path, as_pdf(figure.svg) if wanted is Format.PDF else as_png(figure.svg))
+                write_bytes(path, {Format.PDF: as_pdf, Format.PNG: as_png}[wanted](figure.drawn(width)))
             found.append(path)
     return found
 

@@ -15,14 +15,14 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from sottovoce.support.config import Document
+from sottovoce.support.text import JSON
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#777777", "#a0522d", "#5b4ea0", "#7a8b00")
 """Distinct for colour-blind readers (after Okabe and Ito), and visible on white and on black."""
 
 DASHES = ("", "6 3", "2 2", "8 2 2 2", "1 3")
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 780, 380, 64, 48, 34
-LEGEND, LETTER = 250, 6.6
-"""The least width of the legend, and what a letter of it takes."""
+MILLIMETRE = 72 / 25.4
+"""Points that it has."""
 
 PANEL = 10
 """So many lines differ by colour and dashes; more are drawn in several figures."""
@@ -46,12 +46,76 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """Where the parts of a drawing are. The legend is beside it, or, where `legend` is 0, a line for each below it."""
+
+    width: float = 780
+    height: float = 380
+    left: float = 64
+    bottom: float = 48
+    top: float = 34
+    font: float = 12
+    legend: float = 250
+
+    @staticmethod
+    def for_paper(millimetres: float, lines: int) -> Layout:
+        """A figure as wide as a column, in points: its text is of the size of captions, which say what its title would.
+
+        >>> round(Layout.for_paper(85, lines=3).width)
+        241
+        """
+        width = millimetres * MILLIMETRE
+        return Layout(width, 0.62 * width + 12 * lines + 26, 36, 26 + 12 * lines, 6, 8, 0)
+
+    @property
+    def size(self) -> str:
+        """What makes a drawing for paper as wide as it is meant to be."""
+        return "" if self.legend else f'width="{self.width:.2f}pt" height="{self.height:.2f}pt" '
+
+    @property
+    def letter(self) -> float:
+        """The width of a letter, on average."""
+        return 0.55 * self.font
+
+    def of_line(self, number: int) -> tuple[float, float]:
+        """Where its entry in the legend begins."""
+        if self.legend:
+            return self.width - self.legend + 14, self.top + 8 + 18 * number
+        return self.left, self.height - self.bottom + 30 + 12 * number
+
+
+SCREEN = Layout()
+
+
+@dataclass(frozen=True)
 class Figure:
-    """A drawing with its caption; `stem` is the name of its file."""
+    """Lines over an axis, with a caption; `stem` is the name of its file, `y_range` what the scale has to show."""
 
     stem: str
     caption: str
-    svg: str
+    series: Sequence[Line]
+    x: str
+    y: str
+    y_range: tuple[float, float]
+    log_x: bool = False
+    log_y: bool = False
+
+    def drawn(self, width: float | None = None) -> str:
+        """As SVG, for screens or as so many millimetres of a paper."""
+        layout = SCREEN if width is None else Layout.for_paper(width, len(self.series))
+        return line_chart(
+            self.series, x=self.x, y=self.y, title=self.caption, log_x=self.log_x, log_y=self.log_y,
+            y_range=self.y_range, layout=layout,
+        )  # fmt: skip
+
+
+def points_of(lines: Sequence[Line], x: str = "x", y: str = "y") -> list[dict[str, JSON]]:
+    """Every point that is drawn, with where its band reaches."""
+    return [
+        {"line": line.name, x: at, y: value, "low": low, "high": high}
+        for line in lines
+        for at, value, (low, high) in zip(line.x, line.y, line.band, strict=True)
+    ]
 
 
 def over_seeds(
@@ -86,11 +150,9 @@ def panels(
     found = []
     for number, part in enumerate(parts, 1):
         which = f" ({number} of {len(parts)})" if len(parts) > 1 else ""
-        drawn = line_chart(
-            part, x=x, y=y, title=caption + which, log_x=log_x, log_y=log_y,
-            y_range=(min(finite), min(max(finite), most)),
-        )  # fmt: skip
-        found.append(Figure(stem if number == 1 else f"{stem}-{number}", caption + which, drawn))
+        y_range = min(finite), min(max(finite), most)
+        name = stem if number == 1 else f"{stem}-{number}"
+        found.append(Figure(name, caption + which, part, x, y, y_range, log_x, log_y))
     return found
 
 
@@ -135,25 +197,28 @@ def line_chart(
     log_x: bool = False,
     log_y: bool = False,
     y_range: tuple[float, float] | None = None,
+    layout: Layout = SCREEN,
 ) -> str:
     """A chart of all series with axes, grid and legend."""
     across = [value for one in series for value in one.x]
-    width = WIDTH + max(0, math.ceil(46 + LETTER * max(len(one.name) for one in series)) - LEGEND)
+    longest = math.ceil(46 + layout.letter * max(len(one.name) for one in series))
+    right, floor = layout.width - (layout.legend or 8), layout.height - layout.bottom
+    width = layout.width + (max(0, longest - layout.legend) if layout.legend else 0)
     up = _heights(series, log_y)
     low, high = y_range or (min(up), max(up))
     margin = 0.0 if log_y else 0.05 * (high - low or 1.0)
-    horizontal = Axis(
-        min(across), max(across), LEFT, WIDTH - LEGEND, log_x, all(float(at).is_integer() for at in across)
-    )
-    vertical = Axis(low - margin, high + margin, HEIGHT - BOTTOM, TOP, log_y)
+    horizontal = Axis(min(across), max(across), layout.left, right, log_x, all(float(at).is_integer() for at in across))
+    vertical = Axis(low - margin, high + margin, floor, layout.top, log_y)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" font-family="sans-serif" '
-        f'font-size="12" fill="#808080" role="img"><title>{escape(title)}</title>',
-        f'<text x="{LEFT}" y="18" font-size="14" font-weight="bold">{escape(title)}</text>',
-        *_frame(horizontal, vertical, x, y),
+        f'<svg xmlns="http://www.w3.org/2000/svg" {layout.size}viewBox="0 0 {width:g} {layout.height:g}" '
+        f'font-family="sans-serif" font-size="{layout.font:g}" fill="{"#808080" if layout.legend else "#404040"}" '
+        f'role="img"><title>{escape(title)}</title>',
+        *_frame(horizontal, vertical, x, y, layout),
     ]
+    if layout.legend:
+        parts.append(f'<text x="{layout.left}" y="18" font-size="14" font-weight="bold">{escape(title)}</text>')
     for number, one in enumerate(series):
-        parts += _series(one, number, horizontal, vertical)
+        parts += _series(one, number, horizontal, vertical, layout)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -163,26 +228,27 @@ def _heights(series: Sequence[Line], log_y: bool) -> list[float]:
     return [value for value in values if math.isfinite(value) and (value > 0 or not log_y)]
 
 
-def _frame(horizontal: Axis, vertical: Axis, x: str, y: str) -> list[str]:
-    right, floor = horizontal.stop, vertical.start
+def _frame(horizontal: Axis, vertical: Axis, x: str, y: str, layout: Layout) -> list[str]:
+    right, floor, top, left, high = horizontal.stop, vertical.start, layout.top, layout.left, layout.font
     parts = []
     for value in horizontal.ticks():
         at = horizontal(value)
-        parts.append(f'<line x1="{at:.1f}" y1="{TOP}" x2="{at:.1f}" y2="{floor}" stroke="#80808040"/>')
-        parts.append(f'<text x="{at:.1f}" y="{floor + 16}" text-anchor="middle">{value:g}</text>')
+        parts.append(f'<line x1="{at:.1f}" y1="{top}" x2="{at:.1f}" y2="{floor}" stroke="#80808040"/>')
+        parts.append(f'<text x="{at:.1f}" y="{floor + high + 4}" text-anchor="middle">{value:g}</text>')
     for value in vertical.ticks():
         at, label = vertical(value), f"{value:.0e}" if vertical.log and value < 0.01 else f"{round(value, 10):g}"
-        parts.append(f'<line x1="{LEFT}" y1="{at:.1f}" x2="{right}" y2="{at:.1f}" stroke="#80808040"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{label}</text>')
-    middle = (LEFT + right) / 2
-    parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x)}</text>')
+        parts.append(f'<line x1="{left}" y1="{at:.1f}" x2="{right}" y2="{at:.1f}" stroke="#80808040"/>')
+        parts.append(f'<text x="{left - high / 2:g}" y="{at + high / 3:.1f}" text-anchor="end">{label}</text>')
+    across, below = (left + right) / 2, floor + 2 * high + (16 if layout.legend else 6)
+    up, beside = (top + floor) / 2, high + (4 if layout.legend else 0)
+    parts.append(f'<text x="{across:.1f}" y="{below:g}" text-anchor="middle">{escape(x)}</text>')
     parts.append(
-        f'<text transform="translate(16 {(TOP + floor) / 2}) rotate(-90)" text-anchor="middle">{escape(y)}</text>'
+        f'<text transform="translate({beside:g} {up:.1f}) rotate(-90)" text-anchor="middle">{escape(y)}</text>'
     )
     return parts
 
 
-def _series(one: Line, number: int, horizontal: Axis, vertical: Axis) -> list[str]:
+def _series(one: Line, number: int, horizontal: Axis, vertical: Axis, layout: Layout) -> list[str]:
     colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
     finite = [at for at, value in enumerate(one.y) if math.isfinite(value) and (value > 0 or not vertical.log)]
     points = [(horizontal(one.x[index]), vertical(one.y[index])) for index in finite]
@@ -191,13 +257,16 @@ def _series(one: Line, number: int, horizontal: Axis, vertical: Axis) -> list[st
         above = [(horizontal(one.x[at]), vertical(one.band[at][1])) for at in finite]
         below = [(horizontal(one.x[at]), vertical(one.band[at][0])) for at in reversed(finite)]
         parts.append(f'<polygon points="{_points([*above, *below])}" fill="{colour}" opacity="0.18"/>')
-    style = f'stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"'
+    style = f'stroke="{colour}" stroke-width="{layout.font / 6:g}" stroke-dasharray="{dash}"'
     parts.append(f'<polyline points="{_points(points)}" fill="none" {style}/>')
     if len(points) <= 12:
-        parts += [f'<circle cx="{left:.1f}" cy="{top:.1f}" r="3.5" fill="{colour}"/>' for left, top in points]
-    left, top = WIDTH - LEGEND + 14, TOP + 8 + 18 * number
+        parts += [
+            f'<circle cx="{left:.1f}" cy="{top:.1f}" r="{0.29 * layout.font:g}" fill="{colour}"/>'
+            for left, top in points
+        ]
+    left, top = layout.of_line(number)
     parts.append(f'<line x1="{left}" y1="{top}" x2="{left + 26}" y2="{top}" {style}/>')
-    parts.append(f'<text x="{left + 32}" y="{top + 4}">{escape(one.name)}</text>')
+    parts.append(f'<text x="{left + 32}" y="{top + layout.font / 3}">{escape(one.name)}</text>')
     return parts
 
 

@@ -21,19 +21,24 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 
 import numpy as np
 
 from sottovoce.algorithms.registry import algorithm_specs
 from sottovoce.attacks.registry import PageFigure, page_attacks
+from sottovoce.errors import InputError
 from sottovoce.report.figures import Figure, Line, over_seeds, panels
 from sottovoce.report.wording import finite
 from sottovoce.run.run_documents import LESS_IS_BETTER, RunDocuments, damaged_run
-from sottovoce.support.config import Document
+from sottovoce.run.sweep import last_word
+from sottovoce.support.config import Document, leaves
 from sottovoce.support.text import to_json
 
-NOISE_KEYS = ("epsilon", "sigma", "message_sigma")
+NOISE = ("privacy.epsilon", "algorithm.sigma", "algorithm.message_sigma")
 """Settings that tell apart runs with more or less noise."""
+
+NOISE_KEYS = tuple(map(last_word, NOISE))
 
 SYMBOLS = {"epsilon": "ε", "sigma": "σ", "delta": "δ"}
 SWEPT = re.compile(r"(?:[^=,]+,)?[a-z_]+=[^=,]+(?:,[a-z_]+=[^=,]+)*")
@@ -89,17 +94,19 @@ def labels_of(runs: Sequence[RunDocuments]) -> list[RunLabel]:
     return run_labels([run.name for run in runs], [run.privacy.algorithm for run in runs])
 
 
-def settings_key(run: RunDocuments, *, noise: bool) -> str:
-    """The settings that decide a run but for its seed, and without `noise` but for how much noise there is."""
+def deciding_settings(run: RunDocuments) -> dict[str, object]:
+    """The settings that decide a run but for its seed, by dotted key."""
     settings = run.experiment.document()
     for key in ("name", "seed", "noise", "noise_key", "record", "machine", "about", "metrics"):
         settings.pop(key)
     settings["privacy"].pop("attackers")
-    if not noise:
-        settings["privacy"].pop("epsilon")
-        for key in ("sigma", "message_sigma"):
-            settings["algorithm"].pop(key, None)
-    return json.dumps(settings, sort_keys=True)
+    return dict(leaves(settings))
+
+
+def settings_key(run: RunDocuments, *without: str) -> str:
+    """The same as one word, without some of them."""
+    settings = deciding_settings(run)
+    return json.dumps({key: value for key, value in settings.items() if key not in without}, sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -180,9 +187,9 @@ def series_of(runs: Sequence[RunDocuments]) -> list[Series]:
     """Runs, those together that differ only by their seed."""
     labels, found = labels_of(runs), dict[str, list[int]]()
     for number, run in enumerate(runs):
-        found.setdefault(settings_key(run, noise=True), []).append(number)
+        found.setdefault(settings_key(run), []).append(number)
     return [
-        Series(numbers, [runs[at] for at in numbers], labels[numbers[0]], settings_key(runs[numbers[0]], noise=False))
+        Series(numbers, [runs[at] for at in numbers], labels[numbers[0]], settings_key(runs[numbers[0]], *NOISE))
         for numbers in found.values()
     ]
 
@@ -233,6 +240,36 @@ def _trade_offs(series: Sequence[Series], named: str) -> list[Figure]:
     return [
         *panels("trade-off", learned, private, x="epsilon", y=named, log_x=wide),
         *panels("attacks", hidden, attacked, x=named, y="attack's AUC"),
+    ]
+
+
+def figures_over(runs: Sequence[RunDocuments], key: str) -> list[Figure]:
+    """The metric and epsilon over any setting that is a number: a line for all that differs else, a mean over seeds."""
+    series = series_of(runs)
+    settings = [deciding_settings(one.seeds[0]) for one in series]
+    differing = [name for name in dict.fromkeys(chain(*settings)) if len({str(one.get(name)) for one in settings}) > 1]
+    values = [one.get(key) for one in settings]
+    at = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(at) < len(series) or key not in differing:
+        raise InputError(
+            f"--over {key}", "figures are over a setting that is a number in each run, and not the same in all",
+            f"settings that differ here: {', '.join(differing) or 'none'}",
+        )  # fmt: skip
+    told = [name for name in differing if name != key]
+    points: dict[str, list[tuple[float, ...]]] = {}
+    for x, one, own in zip(at, series, settings, strict=True):
+        name = ", ".join(f"{last_word(word)} {own.get(word)}" for word in told)
+        points.setdefault(name or "all runs", []).append((x, *one.final, one.epsilon))
+    learned, proven, named, short = list[Line](), list[Line](), f"test {runs[0].metric}", last_word(key)
+    for name, unsorted in points.items():
+        xs, means, spreads, epsilons = map(list, zip(*sorted(unsorted), strict=True))
+        learned.append(Line(name, xs, means, spreads))
+        proven += [Line(name, xs, epsilons)] if any(map(math.isfinite, epsilons)) else []
+    wide = min(at) > 0 and max(at) / min(at) >= 8
+    what = f"{named.capitalize()} of the average model over {key}"
+    return [
+        *panels(f"over-{short}", what, learned, x=key, y=named, log_x=wide),
+        *panels(f"epsilon-over-{short}", f"Epsilon over {key}", proven, x=key, y="epsilon", log_x=wide),
     ]
 
 

@@ -447,3 +447,16 @@ def first_difference(one: Document, other: Document) -> tuple[str, object, objec
             deeper = first_difference(mine, theirs) if isinstance(mine, dict) and isinstance(theirs, dict) else None
             return (str(key), mine, theirs) if deeper is None else (f"{key}.{deeper[0]}", *deeper[1:])
     return None
+
+
+def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a document that are no tables, by key.
+
+    >>> list(leaves({"privacy": {"epsilon": 1, "delta": 2}, "range": [0, 1]}))
+    [('privacy.epsilon', 1), ('privacy.delta', 2), ('range', [0, 1])]
+    """
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from leaves(inner, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value

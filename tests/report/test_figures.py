@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import random
@@ -11,9 +12,11 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from sottovoce import InputError
 from sottovoce.privacy.rounding import round_up
+from sottovoce.report.figure_files import as_pdf, write_figures
 from sottovoce.report.figures import Axis, Line, line_chart
-from sottovoce.report.series import run_figures
+from sottovoce.report.series import figures_over, run_figures
 from sottovoce.report.sweep_report import charts, write_results
 from sottovoce.report.wording import deviation_text
 from sottovoce.run.execute import run_experiment
@@ -111,6 +114,7 @@ def drawn(svg: str, *, log: bool = False) -> dict[str, list[tuple[float, float, 
         [tuple(map(float, pair.split(","))) for pair in line.split()]
         for line in re.findall(r'<polygon points="([^"]*)"', svg)
     ]
+    bands = bands or lines
     assert len(names) == len(lines) == len(bands)
     assert len(set(names)) == len(names)
     return {
@@ -154,7 +158,7 @@ def test_every_point_of_a_sweep_is_a_row_of_its_table_whatever_its_grid(number):
     axis, shown = numeric[0], {}
     for figure in figures:
         if figure.stem.startswith(f"over-{axis.rpartition('.')[2]}"):
-            shown |= drawn(figure.svg, log=max(grid[axis]) >= 8 * min(grid[axis]))
+            shown |= drawn(figure.drawn(), log=max(grid[axis]) >= 8 * min(grid[axis]))
     assert sum(map(len, shown.values())) == len(rows)
     for row in rows:
         others = [f"{key.rpartition('.')[2]} {value}" for key, value in row.values if key != axis]
@@ -180,7 +184,7 @@ def studied(tmp_path_factory):
 
 
 def test_figures_of_runs_have_the_mean_over_seeds_and_keep_graphs_apart(studied):
-    figures = {figure.stem: figure.svg for figure in run_figures(studied)}
+    figures = {figure.stem: figure.drawn() for figure in run_figures(studied)}
     expected = {}
     for run in studied:
         settings = run.experiment
@@ -201,3 +205,50 @@ def test_figures_of_runs_have_the_mean_over_seeds_and_keep_graphs_apart(studied)
     learned = drawn(figures["learning"])
     assert len(learned) == 4
     assert all(len(line) == len(studied[0].lines) for line in learned.values())
+
+
+@pytest.mark.parametrize(("key", "lines"), [("algorithm.sigma", 2), ("topology.graph", None), ("seed", None)])
+def test_any_setting_that_is_a_number_is_an_axis(studied, key, lines):
+    if lines is None:
+        with pytest.raises(InputError, match=r"algorithm\.sigma"):
+            figures_over(studied, key)
+        return
+    quality, epsilon = (drawn(figure.drawn()) for figure in figures_over(studied, key))
+    assert len(quality) == len(epsilon) == lines
+    for run in studied:
+        graph, sigma = run.experiment.topology.graph, run.experiment.algorithm.settings["sigma"]
+        alike = [one for one in studied if one.experiment.topology.graph == graph]
+        values = [one.final_metric("average") for one in alike if one.experiment.algorithm.settings["sigma"] == sigma]
+        (point,) = (one for one in quality[f"graph {graph}"] if one[0] == pytest.approx(sigma, rel=0.02))
+        assert point[1:] == pytest.approx((statistics.mean(values), statistics.stdev(values)), abs=2e-3)
+        (point,) = (one for one in epsilon[f"graph {graph}"] if one[0] == pytest.approx(sigma, rel=0.02))
+        assert point[1] == pytest.approx(run.privacy.headline.epsilon, rel=0.01)
+
+
+@pytest.mark.parametrize("millimetres", [40, 85, 174])
+def test_a_figure_for_paper_has_its_width_and_nothing_sticks_out(studied, millimetres):
+    for figure in run_figures(studied):
+        root = ET.fromstring(figure.drawn(millimetres))
+        *_, width, height = map(float, root.attrib["viewBox"].split())
+        assert width == pytest.approx(millimetres * 72 / 25.4, rel=1e-4)
+        assert float(root.attrib["width"].removesuffix("pt")) == pytest.approx(width, rel=1e-4)
+        assert 6 <= float(root.attrib["font-size"]) <= 10
+        for part in root:
+            assert float(part.attrib.get("x", 0)) <= width
+            assert float(part.attrib.get("y", 0)) <= height
+        file = as_pdf(figure.drawn(millimetres)).decode("latin-1")
+        assert re.search(rf"/MediaBox \[0 0 {width:g} ", file)
+        assert file.count(" Tj ") >= len(figure.series), "text stays text"
+
+
+def test_the_numbers_beside_a_figure_are_those_that_are_drawn(studied, tmp_path):
+    figures = figures_over(studied, "algorithm.sigma")
+    write_figures(tmp_path, figures)
+    for figure in figures:
+        with (tmp_path / f"{figure.stem}.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        shown = drawn((tmp_path / f"{figure.stem}.svg").read_text())
+        for name, line in shown.items():
+            own = [row for row in rows if row["line"] == name]
+            assert [float(row[figure.x]) for row in own] == pytest.approx([point[0] for point in line], rel=0.02)
+            assert [float(row[figure.y]) for row in own] == pytest.approx([point[1] for point in line], rel=0.01)

@@ -102,7 +102,9 @@ def test_figures_of_runs_are_written_in_three_formats(swept, sotto, tmp_path):
     code, _, err = sotto("", "compare", str(swept / "small"), "--figures", str(tmp_path / "drawn"), *words)
     assert code == 0, err
     names = {path.name for path in (tmp_path / "drawn").iterdir()}
-    assert names == {f"{stem}.{one}" for stem in ("learning", "epsilon", "trade-off", "attacks") for one in formats}
+    assert names == {
+        f"{stem}.{one}" for stem in ("learning", "epsilon", "trade-off", "attacks") for one in (*formats, "csv")
+    }
     assert b"Epsilon, had the run ended earlier" in (tmp_path / "drawn" / "epsilon.pdf").read_bytes()
     shades = set(pixels((tmp_path / "drawn" / "learning.png").read_bytes()))
     assert {0xFF, 0x80} < shades, "letters on white, both there"
