@@ -184,7 +184,7 @@ def traffic(rounds: int = 3) -> None:
         for spec in SPECS:
             what = (graph, spec, NODES, 4, "cnn", (16, 32))
             begun = made(*what)
-            edges, messages = crossing(begun.topology, place_nodes(begun.topology, 2))
+            edges, messages = crossing(begun.topology, place_nodes(begun.topology.n, 2))
             each = begun.algorithm.compression.bits(begun.task.model.layout.size) / 8
             sent = sum(found["bytes"] for found in measured(2, rounds, *what))
             print(

@@ -28,7 +28,7 @@ from sottovoce.algorithms.spec import AlgorithmSettings, AlgorithmSpec, Example,
 from sottovoce.core.algorithm import Algorithm, Gossip
 from sottovoce.core.noise import Independent
 from sottovoce.errors import InputError
-from sottovoce.support.own_code import Offered, code_digest, named_object, offered_names
+from sottovoce.support.own_code import Offered, code_digest, named_object
 
 NO_ALGORITHMS = ("registry", "spec")
 """Files of this folder that hold no algorithms."""
@@ -74,7 +74,7 @@ def algorithm_spec(name: str) -> Spec:
         )
     found = algorithm_specs().get(name) or own_algorithm(name)
     if found is None:
-        known = (*algorithm_names(), *offered_names(Offered.ALGORITHM))
+        known = algorithm_names()
         near = difflib.get_close_matches(name, known, n=1)
         remedy = f"did you mean {near[0]}?" if near else "choose one of them, or FILE.py:NAME"
         raise InputError(f"algorithm {name!r}", f"known: {', '.join(known)}", remedy)

@@ -17,7 +17,6 @@ from sottovoce.cli.options import (
     Json,
     Setting,
     Yes,
-    offering,
     options_given,
     refuse_given,
     settings_document,
@@ -63,7 +62,7 @@ NOT_OF_PAIRS = {
 
 Kinds = Annotated[
     list[str] | None,
-    Option(help="Only this kind of guarantee; may be repeated.", autocompletion=offering("privacy.guarantee:Kind")),
+    Option(help="Only this kind of guarantee; may be repeated."),
 ]
 
 

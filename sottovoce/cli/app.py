@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import importlib
 import os
 import re
@@ -13,10 +11,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import LazyLoader
-from types import ModuleType
 
 import typer
 
@@ -61,13 +55,6 @@ COMMANDS = {
     "peer": "peer",
 }
 """Every command, and the file of this folder that it is in."""
-
-DEFERRED = frozenset({"numpy.f2py", "numpy.testing"})
-"""scipy imports all names of numpy, and with them a translator of Fortran and numpy's helpers for tests."""
-
-FIRST_COLLECTION = 400_000
-"""Objects until garbage is first collected: a run's modules, with those of torch, are 340,000. Python's own rule is
-700. Modules are never garbage, so no command waits for that."""
 
 LONGEST_LINE = 1000
 """Characters of a message; of more than that the middle is left out."""
@@ -134,8 +121,6 @@ def _run_command() -> int:
     try:
         open_streams()
         begin_with_one_thread()
-        defer_imports()
-        defer_collection()
         load_commands(sys.argv[1:])
         code = app(standalone_mode=False)
         sys.stdout.flush()
@@ -153,43 +138,6 @@ def _run_command() -> int:
             raise
         code = fail(*explained(error))
     return code if isinstance(code, int) else 0
-
-
-class DeferredImports(MetaPathFinder):
-    """Finds the modules of `DEFERRED`, which then run at the first use of a name in them."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(fullname, path) if fullname in DEFERRED else None
-        if spec is not None and isinstance(spec.loader, Loader):
-            spec.loader = LazyLoader(spec.loader)
-        return spec
-
-
-def defer_imports() -> None:
-    """Defer them from now on, in this process."""
-    if not any(isinstance(finder, DeferredImports) for finder in sys.meta_path):
-        sys.meta_path.insert(0, DeferredImports())
-
-
-def defer_collection() -> None:
-    """Let the first collection of this process wait, and leave out the one at its end.
-
-    After the first, all is as before. At the end files are closed already, and the system takes back all memory.
-    """
-    usual = gc.get_threshold()
-    if usual[0] == FIRST_COLLECTION:
-        return
-
-    def return_to_usual(_phase: str, _info: dict[str, int]) -> None:
-        gc.set_threshold(*usual)
-        gc.callbacks.remove(return_to_usual)
-
-    gc.callbacks.append(return_to_usual)
-    gc.set_threshold(FIRST_COLLECTION, *usual[1:])
-    atexit.unregister(gc.freeze)
-    atexit.register(gc.freeze)
 
 
 @contextmanager

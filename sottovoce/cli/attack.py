@@ -14,7 +14,7 @@ from sottovoce.attacks.registry import (
 )
 from sottovoce.attacks.registry import Option as Taken
 from sottovoce.cli.app import app
-from sottovoce.cli.options import Code, Data, Jobs, Json, Seed, Yes, offering, options_given, refuse_given
+from sottovoce.cli.options import Code, Data, Jobs, Json, Seed, Yes, options_given, refuse_given
 from sottovoce.cli.output import answer, print_note
 from sottovoce.cli.progress import activity
 from sottovoce.errors import InputError
@@ -32,10 +32,6 @@ def _help(option: Taken, text: str) -> str:
     return f"{_names(attacks_with(option))}: {text}"
 
 
-def attack_names() -> list[str]:
-    return [attack.name for attack in ATTACKS]
-
-
 @app.command()
 def attack(
     context: Context,
@@ -47,9 +43,7 @@ def attack(
     ),
     members: Path | None = Option(None, help="--model: table of rows that it was trained on."),
     others: Path | None = Option(None, help="--model: table of rows that it was not trained on."),
-    name: str = Option(
-        ATTACKS[0].name, "--attack", help=f"{_names(ATTACKS)}.", autocompletion=offering("cli.attack:attack_names")
-    ),
+    name: str = Option(ATTACKS[0].name, "--attack", help=f"{_names(ATTACKS)}."),
     attacker: Attacker = None,
     view: str | None = Option(
         None, help=_help(Taken.VIEW, "who pools, coalition:A,B or everyone; default: each node alone.")

@@ -28,7 +28,7 @@ def compare(
     title: str | None = Option(None, help="Title of the page."),
     data: Data = None,
     figures: Path | None = Option(None, help="Also write each figure as a file into this folder."),
-    formats: list[str] | None = Option(None, "--format", help="--figures: svg, pdf, png or csv; may be repeated."),
+    formats: list[str] | None = Option(None, "--format", help="--figures: svg, pdf or csv; may be repeated."),
     over: str | None = Option(None, help="--figures: draw results over this setting, such as training.rounds."),
     width: float | None = Option(None, min=40, max=400, help="--figures: so many millimetres wide, for a paper."),
     trackers: Track = None,

@@ -8,7 +8,7 @@ import typer
 from typer import Argument, Context, Option
 
 from sottovoce.cli.app import app
-from sottovoce.cli.options import Data, GraphName, Json, Weights, Yes, offering
+from sottovoce.cli.options import Data, GraphName, Json, Weights, Yes
 from sottovoce.cli.output import answer, facts, picked, print_line, print_note, print_remark, print_sentences
 from sottovoce.cli.progress import activity
 from sottovoce.errors import InputError
@@ -212,9 +212,7 @@ def _values(column: "Column") -> str:
 
 @app.command("schema")
 def schema_(
-    name: str | None = Argument(
-        None, help="The name of a command, or of a file of a run.", autocompletion=offering("schemas:names")
-    ),
+    name: str | None = Argument(None, help="The name of a command, or of a file of a run."),
     as_json: Json = False,
 ) -> None:
     """Print the JSON schema of a command's --json output, or of a file of a run. Example: sotto schema account"""

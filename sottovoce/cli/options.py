@@ -2,8 +2,7 @@
 
 import functools
 import inspect
-import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
@@ -25,24 +24,6 @@ if TYPE_CHECKING:
     from sottovoce.privacy.amplification import SampledNodes
     from sottovoce.privacy.views import View
     from sottovoce.tracing.linear_system import LinearSystem
-
-
-def offering(place: str) -> Callable[[str], list[str]]:
-    """What a shell offers to complete a word with: the names at a place, as `module:name`; loaded when it asks."""
-
-    def complete(incomplete: str) -> list[str]:
-        words = pkgutil.resolve_name(f"sottovoce.{place}")
-        offered = words if isinstance(words, Iterable) else words()
-        return [word for word in offered if word.startswith(incomplete)]
-
-    return complete
-
-
-def view_words() -> list[str]:
-    """How views begin."""
-    from sottovoce.privacy.views import FORMS
-
-    return [form.head for form in FORMS]
 
 
 SPEC = "e.g. ring:30, erdos-renyi:100,p=0.2,seed=1, file:edges.txt.gz"
@@ -148,9 +129,9 @@ def refuse_given(options: Mapping[str, object], rule: str, remedy: str, *, besid
             raise InputError(f"{option}{beside}", rule, remedy.format(option))
 
 
-Weights = Annotated[str, Option(help=f"{KINDS_OF_WEIGHTS}.", autocompletion=offering("core.topologies:WEIGHTS"))]
-GraphSpec = Annotated[str, Option("--graph", help=SPEC, autocompletion=offering("core.graphs:kinds"))]
-GraphName = Annotated[str, Argument(help=SPEC, autocompletion=offering("core.graphs:kinds"))]
+Weights = Annotated[str, Option(help=f"{KINDS_OF_WEIGHTS}.")]
+GraphSpec = Annotated[str, Option("--graph", help=SPEC)]
+GraphName = Annotated[str, Argument(help=SPEC)]
 MOST_ROUNDS = 10**7
 Delta = Annotated[float, Option(help="Delta of (epsilon, delta)-DP.")]
 Part = Annotated[
@@ -176,21 +157,18 @@ class Asked:
         Option(
             help="everyone, node:A, coalition:A,B, coalition:any-K (the worst one) or eavesdropper:A>B; by number or "
             "name.",
-            autocompletion=offering("cli.options:view_words"),
         ),
     ] = "everyone"
     and_final_models: Annotated[
         str,
         Option(
             help="average or all: the adversary also sees the models after the last round.",
-            autocompletion=offering("core.final_models:FinalModels"),
         ),
     ] = "none"
     weights: Annotated[
         str | None,
         Option(
             help=f"{KINDS_OF_WEIGHTS}; default: what the algorithm needs.",
-            autocompletion=offering("core.topologies:WEIGHTS"),
         ),
     ] = None
     convex: Annotated[
@@ -200,7 +178,6 @@ class Asked:
         str,
         Option(
             help="What is protected: user (all data of a node, the stronger promise) or record.",
-            autocompletion=offering("core.participation:Adjacency"),
         ),
     ] = "user"
     participation: Part = "every"
@@ -235,7 +212,6 @@ class Setting(Asked):
         Option(
             "--algorithm",
             help="e.g. dp-d-sgd, zip-dl, muffliato; see docs/algorithms.md",
-            autocompletion=offering("algorithms.registry:algorithm_names"),
         ),
     ] = "dp-d-sgd"
     victim: Annotated[list[str] | None, Option(help="Only about this node; may be repeated.")] = None

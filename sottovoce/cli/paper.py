@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from typer import Argument, Option
 
 from sottovoce.cli.app import app
-from sottovoce.cli.options import Data, Jobs, Json, Yes, offering
+from sottovoce.cli.options import Data, Jobs, Json, Yes
 from sottovoce.cli.output import Table, answer, picked, print_remark, print_sentences
 from sottovoce.cli.progress import activity
 from sottovoce.errors import InputError
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def paper(
-    name: str | None = Argument(
-        None, metavar="PAPER", help="A paper; default: list all.", autocompletion=offering("papers.catalogue:papers")
-    ),
+    name: str | None = Argument(None, metavar="PAPER", help="A paper; default: list all."),
     figure: str | None = Argument(None, help="One figure or table; default: all of the paper."),
     full: bool = Option(False, "--full", help="At the paper's size; goes on where an earlier one stopped."),
     seeds: int | None = Option(None, min=1, help="Number of seeds; default: that of the figure."),

@@ -14,7 +14,6 @@ from sottovoce.cli.options import (
     Json,
     Yes,
     code_beside,
-    offering,
     options_given,
     refuse_given,
     with_options,
@@ -50,7 +49,6 @@ def plan_(
     algorithm: list[str] | None = Option(
         None,
         help="Only this algorithm; may be repeated.",
-        autocompletion=offering("planning.asked_plan:planned_algorithms"),
     ),
     colluders: int = Option(1, min=1, help="Algorithms with secure sums: how many nodes may collude."),
     yes: Yes = False,

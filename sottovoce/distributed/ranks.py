@@ -25,7 +25,6 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from sottovoce.core import arrays
 from sottovoce.core.integer_sums import ModelGrid, SumGrid, encoded
-from sottovoce.core.random_streams import public_seed
 from sottovoce.core.release import GossipStep
 from sottovoce.core.topologies import Topology
 from sottovoce.distributed.communication import (
@@ -40,7 +39,7 @@ from sottovoce.distributed.communication import (
 from sottovoce.distributed.coordinator import Coordinator
 from sottovoce.distributed.launch import Place, leave_with_launcher, place_among_ranks
 from sottovoce.distributed.shard_transport import ShardTransport
-from sottovoce.distributed.sharded_rows import NodeShard, ShardedRows, as_tensor, parts_of, place_nodes, read_placement
+from sottovoce.distributed.sharded_rows import NodeShard, ShardedRows, as_tensor, parts_of, place_nodes
 from sottovoce.errors import Diverged, InputError, PeerLost, SottovoceError, Unaccountable, Uncertified
 from sottovoce.support.config import first_difference
 from sottovoce.support.own_code import raised_in_own_code
@@ -142,13 +141,8 @@ class Ranks(Coordinator):
         return own
 
     def transport(self, topology: Topology, seed: int, *, keep_received: bool = False) -> RankTransport:
-        """Nodes as rank 0 places them: eigenvectors may differ in sign from machine to machine."""
-
-        def blocks() -> list[list[int]]:
-            return [nodes.tolist() for nodes in place_nodes(topology, self.size, public_seed(seed, "placement"))]
-
-        placement = read_placement(self.on_rank_zero(blocks), topology.n, self.size)
-        return RankTransport(NodeShard(placement, self.rank), self.communicator, keep_received)
+        """As many nodes at each rank as at every other."""
+        return RankTransport(NodeShard(place_nodes(topology.n, self.size), self.rank), self.communicator, keep_received)
 
     def sum(self, values: Tensor) -> Tensor:
         """In place; a measurement, which does not count as a message."""

@@ -1,4 +1,4 @@
-"""Figures as files: SVG, PDF and the numbers as CSV by ourselves, PNG with the extra `figures`.
+"""Figures as files: SVG, PDF, and the numbers as CSV.
 
 PDF has vectors, and text that stays text, in a font that every reader has. Only what `figures` draws is known there:
 lines, polygons, circles and text. Anything else is refused by its name.
@@ -10,21 +10,13 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
-from sottovoce.errors import InputError, SottovoceError, require_extra
+from sottovoce.errors import InputError, SottovoceError
 from sottovoce.report.figures import Figure, points_of
 from sottovoce.support.files import write_bytes, write_text
 from sottovoce.support.text import csv_text
-
-PIXELS = 1560
-"""Width of a PNG: twice that of the drawing, so that it is sharp in print."""
-
-
-FONTS = ("DejaVu Sans", "Liberation Sans", "Noto Sans", "Arial", "Helvetica", "FreeSans", "Ubuntu", "Roboto")
-"""Of which one is on most machines."""
 
 
 class Format(StrEnum):
@@ -32,16 +24,13 @@ class Format(StrEnum):
 
     SVG = "svg"
     PDF = "pdf"
-    PNG = "png"
     CSV = "csv"
 
 
 def parse_format(word: str) -> Format:
-    """The format of that name; refuses PNG where its extra is not installed."""
+    """The format of that name."""
     if word not in Format.__members__.values():
         raise InputError(f"format {word!r}", f"known: {', '.join(Format)}", "choose one of them")
-    if word == Format.PNG:
-        require_extra("figures", "resvg_py")
     return Format(word)
 
 
@@ -63,37 +52,9 @@ def write_figures(
             elif wanted is Format.SVG:
                 write_text(path, figure.drawn(width))
             else:
-                write_bytes(path, {Format.PDF: as_pdf, Format.PNG: as_png}[wanted](figure.drawn(width)))
+                write_bytes(path, as_pdf(figure.drawn(width)))
             found.append(path)
     return found
-
-
-def as_png(svg: str) -> bytes:
-    """A drawing as PNG, on white: its ink is for light and dark ground."""
-    return _rendered(svg.replace(' stroke-dasharray=""', ""), _font(), PIXELS)
-
-
-@cache
-def _font() -> str:
-    """A font that this machine has; without one, letters would be left out without a word."""
-    word = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 40 20"{}>{}</svg>'
-    blank = _rendered(word.format("", ""), FONTS[0], 40)
-    for family in FONTS:
-        if (
-            _rendered(word.format(' font-family="sans-serif"', '<text x="2" y="15">epsilon</text>'), family, 40)
-            != blank
-        ):
-            return family
-    raise InputError(
-        "no font was found on this machine", f"letters of PNG figures need one, such as {FONTS[0]}",
-        "install one, or take --format pdf",
-    )  # fmt: skip
-
-
-def _rendered(svg: str, family: str, width: int) -> bytes:
-    import resvg_py
-
-    return bytes(resvg_py.svg_to_bytes(svg_string=svg, width=width, background="white", sans_serif_family=family))
 
 
 # --- PDF -------------------------------------------------------------------------------------------------------------

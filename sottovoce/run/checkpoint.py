@@ -41,7 +41,7 @@ from sottovoce.run.training_run import RunState, TrainingRun
 from sottovoce.schemas.validation import problem_in
 from sottovoce.support.config import Document
 from sottovoce.support.files import write
-from sottovoce.support.npz import Arrays, read_checked_npz, read_rows, write_npz
+from sottovoce.support.npz import Arrays, read_checked_npz, write_npz
 from sottovoce.support.processes import signals_heard
 from sottovoce.support.text import parse_json
 
@@ -203,9 +203,13 @@ def _nodes_in(path: Path, parts: list[str], stored: Arrays) -> dict[Path, Nodes]
 
 
 def _rows_of(held: Mapping[Path, Nodes], name: str, nodes: Nodes) -> Reals:
-    """The rows of some nodes of an array, from the files that hold them; others are never all in memory."""
+    """The rows of some nodes of an array, from the files that hold them."""
     at = {path: np.flatnonzero(np.isin(nodes, here)) for path, here in held.items()}
-    found = [read_rows(path, name, np.searchsorted(held[path], nodes[some])) for path, some in at.items() if len(some)]
+    found = [
+        read_checked_npz(path, [name])[name][np.searchsorted(held[path], nodes[some])]
+        for path, some in at.items()
+        if len(some)
+    ]
     return np.concatenate(found)[np.argsort(np.concatenate([*at.values()]))]
 
 

@@ -26,9 +26,6 @@ NPZ, NPZ_REMEDY = "an .npz file of arrays is needed here", "check the path, or w
 
 DAMAGED = "it is not an .npz file, or it is damaged"
 
-PIECE = 1 << 24
-"""About so many bytes are read at once where most of them are skipped."""
-
 CHECKSUM = "checksum"
 """The array of an npz file that `write_npz` adds: a digest of all others."""
 
@@ -106,28 +103,6 @@ def write_npz(file: BinaryIO, arrays: Arrays) -> None:
         carried = np.frombuffer(_digest(archive.infolist()), np.uint8)
         with archive.open(f"{CHECKSUM}.npy", "w") as member:
             np.lib.format.write_array(member, carried, allow_pickle=False)
-
-
-def read_rows(path: Path, name: str, wanted: NDArray[np.intp]) -> NDArray[Any]:
-    """Some rows, ascending, of one array of an npz file; the others are skipped and never all in memory."""
-    with (
-        _reading_arrays(path),
-        open_file(path) as raw,
-        zipfile.ZipFile(raw) as archive,
-        archive.open(f"{name}.npy") as file,
-    ):
-        np.lib.format.read_magic(file)
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-        width, found = dtype.itemsize * int(np.prod(shape[1:])), np.empty((len(wanted), *shape[1:]), dtype=dtype)
-        if fortran or (len(wanted) and wanted[-1] >= shape[0]):
-            raise ValueError("other rows")
-        at_once = max(1, PIECE // max(1, width))
-        for start in range(0, shape[0], at_once):
-            stop = min(start + at_once, shape[0])
-            rows = np.frombuffer(file.read((stop - start) * width), dtype).reshape(stop - start, *shape[1:])
-            first, last = np.searchsorted(wanted, (start, stop))
-            found[first:last] = rows[wanted[first:last] - start]
-        return found
 
 
 @contextmanager

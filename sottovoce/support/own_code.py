@@ -1,4 +1,4 @@
-"""Code of the user's own that settings name: `mine.py:Momentum`, or what an installed package offers under a name.
+"""Code of the user's own that settings name: `mine.py:Momentum`.
 
 Settings may come from anybody, so they load no code by themselves. A file is looked for in one folder, which the user
 names, and nowhere else:
@@ -7,9 +7,6 @@ names, and nowhere else:
     Traceback (most recent call last):
     ...
     sottovoce.errors.InputError: algorithm 'mine.py:Momentum' is code, and no folder was named that holds it; ...
-
-A package offers algorithms, models and data sets as entry points of the groups in `Offered`. It was installed on
-purpose, so its code is loaded when its name is used.
 """
 
 from __future__ import annotations
@@ -23,16 +20,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from sottovoce.errors import InputError, SottovoceError, file_error, shortened
 from sottovoce.support.files import read_bytes
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 _NAME = re.compile(r"(?P<file>[^:]+\.py):(?P<object>[A-Za-z_]\w*)")
 
@@ -40,17 +32,12 @@ _folder: ContextVar[Path | None] = ContextVar("the folder of the user's own code
 
 
 class Offered(StrEnum):
-    """What code can be named for, as errors call it; an entry point's group is named after it."""
+    """What code can be named for, as errors call it."""
 
     ALGORITHM = "algorithm"
     MODEL = "model"
     DATASET = "dataset"
     FEATURES = "feature"
-
-    @property
-    def group(self) -> str:
-        """The group of entry points by which packages offer it."""
-        return f"sottovoce.{self.value}s"
 
 
 @dataclass(frozen=True)
@@ -121,11 +108,10 @@ def is_code(name: str) -> bool:
 
 
 def named_object(name: str, kind: Offered) -> NamedObject | None:
-    """What a name stands for: an object in a file of code, or one that a package offers; None where it is neither."""
+    """The object in a file of code that a name stands for; None where it is no such name."""
     named = _NAME.fullmatch(name)
     if named is None:
-        offered = _entry_points(kind.group).get(name)
-        return None if offered is None else _load_entry_point(offered)
+        return None
     path = _file(name, named["file"], kind)
     try:
         source = read_bytes(path, follow_links=True)
@@ -145,11 +131,6 @@ def code_digest(name: str, kind: Offered) -> str | None:
     """A digest of the code that a name stands for; None for what the package itself has under that name."""
     found = named_object(name, kind)
     return None if found is None else found.digest
-
-
-def offered_names(kind: Offered) -> tuple[str, ...]:
-    """The names under which installed packages offer such things; none of their code is loaded."""
-    return tuple(sorted(_entry_points(kind.group)))
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -181,7 +162,7 @@ def _file(name: str, file: str, kind: Offered) -> Path:
 _modules: dict[tuple[Path, bytes], ModuleType] = {}
 
 _files_of_own_code: set[str] = set()
-"""The files that were loaded, of packages too, as tracebacks name them."""
+"""The files that were loaded, as tracebacks name them."""
 
 
 def _load(path: Path, source: bytes) -> ModuleType:
@@ -203,30 +184,3 @@ def _load(path: Path, source: bytes) -> ModuleType:
             ) from error
         _modules[key] = module
     return _modules[key]
-
-
-# --- packages --------------------------------------------------------------------------------------------------------
-
-
-@cache
-def _entry_points(group: str) -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points
-
-    return {found.name: found for found in entry_points(group=group)}
-
-
-def _load_entry_point(found: EntryPoint) -> NamedObject:
-    """The object, with a digest of its module's file and of the package's version."""
-    package = "" if found.dist is None else f"{found.dist.name} {found.dist.version}"
-    try:
-        value = found.load()
-    except Exception as error:
-        raise InputError(
-            f"{found.name} of {package or found.value}: {type(error).__name__}: {error}",
-            "a package that offers it must be loadable", "fix or remove that package",
-        ) from error  # fmt: skip
-    file = getattr(sys.modules.get(found.module), "__file__", None)
-    source = b"" if file is None else read_bytes(Path(file), follow_links=True)
-    if file is not None:
-        _files_of_own_code.add(file)
-    return NamedObject(value, hashlib.sha256(package.encode() + b"\0" + source).hexdigest())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,6 @@ from sottovoce.algorithms.registry import algorithm_code, algorithm_spec
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.messages import SentMessages
 from sottovoce.privacy.guarantee import Kind
-from sottovoce.support import own_code
 
 ROOT = Path(__file__).parents[2]
 
@@ -124,30 +122,6 @@ def test_changed_code_has_another_digest(mine):
     (mine / "mine.py").write_text(CLASS.replace("a: float = 1.0", "a: float = 2.0"))
     assert algorithm_code("mine.py:Plain") != before
     assert algorithm("mine.py:Plain", sigma=1.0).a == 2.0
-
-
-def test_a_package_offers_algorithms_by_entry_points(tmp_path, monkeypatch):
-    (tmp_path / "offering_package.py").write_text(CLASS)
-    described = tmp_path / "offering_package-1.5.dist-info"
-    described.mkdir()
-    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: offering-package\nVersion: 1.5\n")
-    (described / "entry_points.txt").write_text(
-        "[sottovoce.algorithms]\noffered = offering_package:Plain\ngone = offering_package:Nothing\n"
-        "dp-d-sgd = offering_package:Plain\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    own_code._entry_points.cache_clear()
-    try:
-        assert algorithm("offered", sigma=1.0).name == "offered"
-        assert len(algorithm_code("offered")) == 64
-        assert type(algorithm("dp-d-sgd", sigma=1.0)).__name__ == "Gossip"
-        with pytest.raises(InputError, match=r"gone of offering-package 1.5: AttributeError"):
-            algorithm("gone", sigma=1.0)
-        with pytest.raises(InputError, match="did you mean offered"):
-            algorithm("offerd", sigma=1.0)
-    finally:
-        own_code._entry_points.cache_clear()
-        sys.modules.pop("offering_package", None)
 
 
 # --- two vectors in a message ----------------------------------------------------------------------------------------

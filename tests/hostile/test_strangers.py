@@ -12,7 +12,6 @@ from torch.distributed import TCPStore
 
 from sottovoce.distributed.communication import Communicator, RankStore
 from sottovoce.distributed.ranks import ERRORS, Ranks, error_document, read_error
-from sottovoce.distributed.sharded_rows import read_placement
 from sottovoce.errors import InputError, PeerLost, SottovoceError, Unaccountable, Uncertified
 
 
@@ -109,14 +108,3 @@ def test_outcomes_are_json_or_fail_at_home(port):
     assert left.get("call/1") == {"value": {"epsilon": 1.5}, "error": None}
     with pytest.raises(ValueError, match="Out of range float"):
         RankStore(store, 0, timeout=5.0).put("key", float("nan"))
-
-
-@pytest.mark.parametrize(
-    "blocks",
-    [None, 5, "ab", [], [[0, 1], [2]], [[0, 1, 2], []], [[0, 1], [1, 2]], [[1, 0], [2, 3]], [[0, 1], [2, "3"]],
-     [[0, 1], [2, 3.0]], [[0, 1], 3], [[0, 1], [2, 9]], [[0], [1], [2, 3]]],
-)  # fmt: skip
-def test_a_placement_from_the_store_is_checked(blocks):
-    with pytest.raises(PeerLost, match="no valid placement of these nodes"):
-        read_placement(blocks, 4, 2)
-    assert [nodes.tolist() for nodes in read_placement([[0, 3], [1, 2]], 4, 2)] == [[0, 3], [1, 2]]
