@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 import numpy as np
+from scipy import sparse
 
 from sottovoce.core.algorithm import sums_over_all
+from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import CombinedNoise, Noise, PerNode
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError, Unaccountable
@@ -18,7 +20,6 @@ from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.privacy.guarantee import NO_KIND
 from sottovoce.privacy.views import View, parse_view
 from sottovoce.tracing.linear_system import LinearSystem
-from sottovoce.tracing.noise_scaling import common_factor
 from sottovoce.tracing.policy import trace_possible, trace_with_noise
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 LARGEST = 1e12
 """A target that no sigma below this meets is refused."""
+
+SAME_FACTOR = 2e-14
+"""Share by which noise may grow more in one place than in another, as rounding."""
 
 MARGIN = 1e-12
 """By this share a sigma in proportion is larger than computed: its account has roundings of its own."""
@@ -128,6 +132,34 @@ def accounts_at(
         return account(system, view, **settings) if factor is None else known[view].with_noise_times(factor, system)
 
     return at
+
+
+def common_factor(system: LinearSystem, noise: Noise) -> float | None:
+    """By how much all noise of a system grows with another size of it; None where its parts do not grow alike."""
+    old = system.algorithm.noise
+    if old.correlation is not noise.correlation:
+        return None
+    factors = [np.zeros(0)]
+    for step in dict.fromkeys(system.steps):
+        before, after = _noise_matrices(old, step.mixings), _noise_matrices(noise, step.mixings)
+        if before.keys() != after.keys():
+            return None
+        for place, matrix in before.items():
+            found = after[place]
+            alike = [np.array_equal(matrix.indptr, found.indptr), np.array_equal(matrix.indices, found.indices)]
+            if not (all(alike) and matrix.data.all()):
+                return None
+            factors.append(found.data / matrix.data)
+    every = np.concatenate(factors)
+    least = float(every.min(initial=np.inf))
+    return least if 0 < least < np.inf and every.max() <= least * (1 + SAME_FACTOR) else None
+
+
+def _noise_matrices(noise: Noise, mixings: tuple[Mixing, ...]) -> dict[tuple[int, str], sparse.csr_array]:
+    """The matrices of a round's noise, by gossip step and kind of sources, of which no step has two."""
+    terms = [(0, term) for term in noise.local(mixings[0])]
+    terms += [(number, term) for number, mixing in enumerate(mixings) for term in noise.edge(mixing, number)]
+    return {(number, term.sources.kind): term.matrix.whole() for number, term in terms}
 
 
 def least_sigma(at: Callable[[float], Account], noise: Noise, target: Target) -> Calibrated:

@@ -108,9 +108,9 @@ class View:
             yield replace(self, kind=ViewKind.COALITION, members=members, size=0)
 
 
-def everyone(*, secrets_of: tuple[int, ...] = (), secure_sum: bool = False) -> View:
+def everyone(*, secrets_of: tuple[int, ...] = ()) -> View:
     """Whoever hears all messages; with `secrets_of`, one who knows the secrets of these nodes besides."""
-    return View(ViewKind.EVERYONE, secrets_of=secrets_of, secure_sum=secure_sum)
+    return View(ViewKind.EVERYONE, secrets_of=secrets_of)
 
 
 def node(a: int, *, secure_sum: bool = False) -> View:
@@ -128,9 +128,9 @@ def any_coalition(size: int, *, secure_sum: bool = False) -> View:
     return View(ViewKind.ANY_COALITION, size=size, secure_sum=secure_sum)
 
 
-def eavesdropper(*edges: tuple[int, int], secure_sum: bool = False) -> View:
+def eavesdropper(*edges: tuple[int, int]) -> View:
     """Whoever taps some directed edges, (sender, receiver)."""
-    return View(ViewKind.EAVESDROPPER, edges=tuple(edges), secure_sum=secure_sum)
+    return View(ViewKind.EAVESDROPPER, edges=tuple(edges))
 
 
 def with_final_models(view: View, which: str) -> View:

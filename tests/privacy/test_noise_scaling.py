@@ -11,11 +11,10 @@ from sottovoce import account, algorithm, metropolis, trace
 from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.noise import Independent
 from sottovoce.privacy import views
-from sottovoce.privacy.calibration import with_sigma
+from sottovoce.privacy.calibration import common_factor, with_sigma
 from sottovoce.privacy.guarantee import Kind
 from sottovoce.run.privacy_report import sigma_of
 from sottovoce.tracing import policy
-from sottovoce.tracing.noise_scaling import common_factor
 from sottovoce.tracing.policy import trace_possible, trace_with_noise
 from tests.cases import cases
 
