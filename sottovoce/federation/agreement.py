@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import combinations
@@ -299,7 +300,7 @@ def check_members(members: Sequence[Member], where: str) -> None:
         check_member(member, where)
     for one, other in combinations(members, 2):
         same = {
-            "name": one.name.casefold() == other.name.casefold(),
+            "name": _spoken(one.name) == _spoken(other.name),
             "certificate": one.certificate == other.certificate,
             "exchange_key": one.exchange_key == other.exchange_key,
         }
@@ -312,6 +313,11 @@ def check_members(members: Sequence[Member], where: str) -> None:
     names = [member.name for member in members]
     if names != sorted(names):
         raise InputError(f"{where}: members {', '.join(names)}", "they must be sorted by name", "sort them")
+
+
+def _spoken(name: str) -> str:
+    """A name without what readers do not see: capitals, and wide or joined forms of letters."""
+    return unicodedata.normalize("NFKC", name).casefold()
 
 
 def _check_graph(agreement: Agreement, where: str) -> None:

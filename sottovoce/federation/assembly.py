@@ -5,10 +5,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from sottovoce.core.graphs import Graph, graph
 from sottovoce.errors import InputError
 from sottovoce.federation.agreement import (
+    NOT_AGREED,
     AgreedSettings,
     AgreedTopology,
     Agreement,
@@ -19,16 +21,25 @@ from sottovoce.federation.agreement import (
 from sottovoce.federation.identity import check_certificate
 from sottovoce.federation.member import SUFFIX, Member, read_member
 from sottovoce.learning.columns import read_columns
-from sottovoce.support.config import Document, Section, check_length, parse_section, read_settings_file
+from sottovoce.learning.datasets import OF_ITS_OWN
+from sottovoce.run.protocol import parse_run
+from sottovoce.support.config import (
+    Document,
+    MachineSettings,
+    Section,
+    check_length,
+    parse_section,
+    read_settings_file,
+)
 from sottovoce.support.own_code import code_from
 
 NONCE_BYTES = 32
 
 
 class DraftData(Section):
-    """As in an agreement, with the name of the file that describes the columns."""
+    """As in an agreement; the columns may be in a file."""
 
-    columns: str
+    columns: str | dict[str, Any]
     unit_norm: bool = False
     max_norm: float | None = None
 
@@ -41,10 +52,29 @@ class Draft(AgreedSettings):
 
 
 def read_draft(settings: Path) -> Draft:
-    """The settings that a file holds."""
+    """The settings that a file holds, or those of the simulation that it describes."""
     where, document = str(settings), read_settings_file(settings)
+    if "name" in document.get("data", {}):
+        document = _of_simulation(document, settings)
     check_agreed_keys(document, where)
     return parse_section(Draft, document, where)
+
+
+def _of_simulation(document: Document, settings: Path) -> Document:
+    """The settings of a simulation whose nodes have a table each, without what no agreement has."""
+    from sottovoce.run.build import with_table_facts
+
+    run = parse_run({key: value for key, value in document.items() if key not in NOT_AGREED}, str(settings))
+    if run.data.partition != OF_ITS_OWN:
+        raise InputError(
+            f"{settings}: data.partition = {run.data.partition!r:.40}", "members have a table each",
+            'simulate that first: data = {name = "table:FOLDER", partition = "tables"}',
+        )  # fmt: skip
+    data = with_table_facts(run, settings.parent).data
+    given = run.model_dump(mode="json", exclude_defaults=True, exclude={"data"})
+    precision = parse_section(MachineSettings, document.get("machine", {}), f"{settings}: machine").precision
+    kept = {"columns": data.columns, "unit_norm": data.unit_norm, "max_norm": data.max_norm}
+    return {**given, "precision": precision, "rows": data.shards, "data": kept}
 
 
 def assemble_agreement(settings: Path, member_files: Sequence[Path]) -> Agreement:

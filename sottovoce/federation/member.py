@@ -7,6 +7,7 @@ import hashlib
 import ipaddress
 import re
 import ssl
+import unicodedata
 from pathlib import Path
 
 from pydantic import ConfigDict
@@ -18,8 +19,11 @@ from sottovoce.support.text import to_toml
 SUFFIX = ".member.toml"
 """How the name of a member's public file ends."""
 
-NAME_PATTERN = r"[A-Za-z][A-Za-z0-9_-]{0,62}"
+NAME_PATTERN = r"[^\W\d_][\w-]*"
 """Names stand in views such as node:Mercy, and in the names of files."""
+
+LONGEST_NAME = 63
+"""Bytes: certificates have no room for more."""
 
 LONGEST_HOST, LONGEST_LABEL = 253, 63
 """Characters of a host's name, and of each part of it: the limits of DNS."""
@@ -105,10 +109,12 @@ def check_member(member: Member, where: str) -> None:
 
 def check_name(name: str, where: str) -> None:
     """Refuse a name that cannot stand in a view or in the name of a file."""
-    if not re.fullmatch(NAME_PATTERN, name):
+    one_way = unicodedata.normalize("NFC", name) == name
+    if not re.fullmatch(NAME_PATTERN, name) or len(name.encode()) > LONGEST_NAME or not one_way:
         raise InputError(
             f"{where}: {name!r:.80} as a member's name",
-            "a name has at most 63 letters, digits, _ and -, and begins with a letter", "choose another",
+            f"a name has letters of any alphabet, digits, _ and -, a letter first, and at most {LONGEST_NAME} bytes "
+            "in Unicode's form NFC", "choose another",
         )  # fmt: skip
 
 

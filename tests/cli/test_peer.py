@@ -97,7 +97,7 @@ def test_secure_sums_from_the_agreement_to_fingerprints_and_a_simulation(sotto, 
 REFUSED = [
     ("peer init Hill --no-listen --folder other", "Hill.member.toml exists"),
     ("peer init West --folder other", "West listens and has no address"),
-    ("peer init We/st --folder other", "a name has at most 63 letters"),
+    ("peer init We/st --folder other", "at most 63 bytes"),
     ("peer agree settings.toml Hill.member.toml", "[rows] names Mercy"),
     ("peer agree settings.toml settings.toml", "settings.toml: seed; there is no such key"),
     ("peer agree nothing.toml Hill.member.toml", "nothing.toml: No such file"),

@@ -14,6 +14,7 @@ from sottovoce.errors import InputError
 from sottovoce.federation.agreement import first_difference, parse_agreement, read_agreement
 from sottovoce.federation.assembly import assemble_agreement
 from sottovoce.federation.identity import create_identity
+from sottovoce.federation.member import check_name
 from sottovoce.support import config
 from sottovoce.support.config import set_key
 from sottovoce.support.own_code import code_from
@@ -228,3 +229,62 @@ def test_an_agreement_has_the_fingerprint_of_its_start(tmp_path):
     weights.write_bytes(b"others")
     with code_from(tmp_path), pytest.raises(InputError, match="start_sha256"):
         clinics.join(agreement, "Hill")
+
+
+SIMULATION = """
+name = "clinics"
+noise_key = "5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a"
+topology.graph = "edges:Nord--Süd,Süd--北京"
+data = {name = "table:tables", partition = "tables", columns = "columns.toml", max_norm = 2.0}
+model.name = "logistic"
+training = {rounds = 6, clip = "per-example", bound = 1.0, class_weights = {no = 1.0, yes = 3.0}, threshold = 0.4}
+algorithm = {name = "dp-d-sgd", step_size = 0.5}
+privacy = {epsilon = 4.0}
+record.attackers = "all"
+machine = {threads = 2, precision = "float64"}
+"""
+
+
+def test_a_simulation_becomes_an_agreement_and_is_simulated_again(tmp_path, monkeypatch):
+    """By members whose names are in three alphabets."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tables").mkdir()
+    for name, rows in (("Nord", 20), ("Süd", 40), ("北京", 10)):
+        cells = "".join(f"{30 + at},{'yes' if at % 3 else 'no'}\n" for at in range(rows))
+        (tmp_path / f"tables/{name}.csv").write_text(f"age,ill\n{cells}")
+        create_identity(name, tmp_path / name / "peer", address="127.0.0.1:7101")
+    columns = 'columns = [{name = "age", range = [20, 90]}, {name = "ill", categories = ["no", "yes"]}]'
+    (tmp_path / "columns.toml").write_text(f'target = "ill"\n{columns}\n')
+    (tmp_path / "run.toml").write_text(SIMULATION)
+    agreement = assemble_agreement(tmp_path / "run.toml", sorted(tmp_path.glob("*/*.member.toml")))
+    assert {member.name: member.rows for member in agreement.members} == {"Nord": 16, "Süd": 32, "北京": 8}
+    (tmp_path / "agreement.toml").write_text(agreement.toml())
+    assert read_agreement(tmp_path / "agreement.toml") == agreement
+    simulated, again = config.parse_experiment(tomllib.loads(SIMULATION)), agreement.experiment
+    for section in ("training", "algorithm", "model", "topology"):
+        assert getattr(again, section) == getattr(simulated, section), section
+    assert (again.privacy.epsilon, again.machine.precision, again.data.max_norm) == (4.0, "float64", 2.0)
+    assert again.noise_key is None
+    (tmp_path / "run.toml").write_text(SIMULATION.replace('partition = "tables"', 'partition = "iid"'))
+    with pytest.raises(InputError, match="table each"):
+        assemble_agreement(tmp_path / "run.toml", sorted(tmp_path.glob("*/*.member.toml")))
+
+
+@pytest.mark.parametrize("name", ["Süd", "北京", "Больница-2", "مستشفى", "Ward_3"])
+def test_names_are_of_any_alphabet(name):
+    check_name(name, "here")
+
+
+@pytest.mark.parametrize(
+    "name", ["", "1st", "a b", "a/b", "a.b", "Su\u0308d", "x" * 64, "北" * 22, "a\u202eb", "a:b", "-a"]
+)
+def test_names_that_break_files_or_can_be_written_in_two_ways_are_refused(name):
+    with pytest.raises(InputError, match="NFC"):
+        check_name(name, "here")
+
+
+def test_names_that_differ_only_in_wide_letters_are_one_name(agreement):
+    document = tomllib.loads(agreement.toml())
+    document["members"][1]["name"] = "\N{FULLWIDTH LATIN CAPITAL LETTER H}ill"
+    with pytest.raises(InputError, match="same name"):
+        parse_agreement(document, "here")
