@@ -66,7 +66,7 @@ PLACES = (*FIXED, "fresh", "edges", "dropout", "announced")
 
 
 def weights_for(example: Example, place: str) -> str:
-    if example.name in ("dp-fedavg", "secure-average"):
+    if example.name in ("dp-fedavg", "secure-average", "secure-mafalda"):
         return "uniform"
     if example.weights == "push":
         return "push"

@@ -17,7 +17,7 @@ from tests.selection import rest_slow
 from tests.tracing.dense_oracle import trace_dense
 
 CASES = list(cases())
-ONE_SUM = {"dp-fedavg", "secure-average"}
+ONE_SUM = {"dp-fedavg", "secure-average", "secure-mafalda"}
 """Algorithms with one sum over everyone."""
 COMPLETE = ONE_SUM | {"swarm"}
 """Algorithms in which all meet."""
@@ -52,7 +52,7 @@ class RecordingAlgorithm:
 
 def start(case, x0):
     """A public starting point; averaging begins at zero, and updates are of one model."""
-    if case.example.name == "secure-average":
+    if case.example.name in ("secure-average", "secure-mafalda"):
         return np.repeat(x0[:1], len(x0), axis=0)
     return 0 * x0 if case.algorithm.averaging else x0
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, Role
 from sottovoce.core.algorithm import Gossip
 from sottovoce.core.correlation import ClassCorrelation, Correlation, Differences, Triangular
-from sottovoce.core.noise import Temporal
+from sottovoce.core.noise import Noise, Temporal
 from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
@@ -105,6 +105,7 @@ class PendingCorrelation(Correlation):
     rounds: int
     participation: str
     classes: int = 1
+    banded: bool = False
 
     @property
     def memory(self) -> int:
@@ -119,11 +120,14 @@ class Mafalda(Gossip):
 
     def on(self, topology: Topology) -> Gossip:
         """The algorithm with the C that `factorize` finds for this topology."""
-        noise = self.noise
-        if isinstance(noise, Temporal) and isinstance(noise.over_rounds, PendingCorrelation):
-            wanted = noise.over_rounds
-            noise = replace(noise, over_rounds=_optimised_correlation(topology, wanted))
-        return super(Mafalda, replace(self, noise=noise)).on(topology)
+        return super(Mafalda, replace(self, noise=noise_for(topology, self.noise))).on(topology)
+
+
+def noise_for(topology: Topology, noise: Noise) -> Noise:
+    """The noise with the C that was still to be found."""
+    if isinstance(noise, Temporal) and isinstance(noise.over_rounds, PendingCorrelation):
+        return replace(noise, over_rounds=_optimised_correlation(topology, noise.over_rounds))
+    return noise
 
 
 @lru_cache(maxsize=16)
@@ -133,7 +137,7 @@ def _optimised_correlation(topology: Topology, wanted: PendingCorrelation) -> Co
 
     scheme, labels = parse_participation(wanted.participation), degree_classes(topology, wanted.classes)
     if max(labels) == 0:
-        if scheme.share < 1:
+        if scheme.share < 1 or wanted.banded:
             return best_in_band(topology, wanted.rounds, scheme.apart).correlation
         return factorize(topology, rounds=wanted.rounds, participation=wanted.participation).correlation
     settings = {"rounds": wanted.rounds, "participation": wanted.participation}

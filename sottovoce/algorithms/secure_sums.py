@@ -1,22 +1,27 @@
 """Algorithms with secure sums, in which nobody sees a single message.
 
-Secure averaging is DP-FedAvg without a server: all nodes sum their noisy updates. Secure gossip is DP-D-SGD in which a
-node learns the weighted sum of what its neighbours send.
+Secure averaging is DP-FedAvg without a server: all nodes sum their noisy updates. With noise that is correlated over
+rounds it is MAFALDA with the accuracy of a trusted server. Secure gossip is DP-D-SGD in which a node learns the
+weighted sum of what its neighbours send.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
+from sottovoce.algorithms.mafalda import C_SOURCES, CorrelationSource, PendingCorrelation, noise_for, read_correlation
 from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, Role
 from sottovoce.core import arrays
 from sottovoce.core.algorithm import Gossip, with_noise
 from sottovoce.core.arrays import Rows
+from sottovoce.core.correlation import ClassCorrelation, Correlation, Triangular
+from sottovoce.core.encoded_sums import Encoding
 from sottovoce.core.integer_sums import check_sum_sets
-from sottovoce.core.noise import Independent
+from sottovoce.core.noise import Independent, Temporal
+from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 
@@ -55,6 +60,23 @@ class SecureAverage(Gossip):
         return CommonModel(state.x - self.step_size * mixed, None)
 
 
+class EncodedAverage(SecureAverage):
+    """The same with noise that is correlated over rounds: gradients enter sums encoded, and sums are decoded by all.
+
+    With real numbers in place of whole steps, nodes add correlated noise to what they sum, which comes to the same.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        C = self.noise.correlation
+        encoding = Encoding(C) if self.exact_noise and C is not None else None
+        object.__setattr__(self, "rule", replace(self.rule, encoding=encoding))
+
+    def on(self, topology: Topology) -> Gossip:
+        """With the C that is best for the graph, unless it is given."""
+        return super(EncodedAverage, replace(self, noise=noise_for(topology, self.noise))).on(topology)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SecureSumSettings(NoisyStepSettings):
     """Noise of each node's own; how many nodes may collude."""
@@ -80,6 +102,60 @@ def secure_average(settings: SecureSumSettings) -> Gossip:
         secure_sum=True,
         colluders=settings.colluders,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedSumSettings(SecureSumSettings):
+    """The same, and what decides the C by which gradients are encoded."""
+
+    correlation: Annotated[
+        CorrelationSource | None,
+        Meaning(
+            f"{C_SOURCES}; found for participation unless given, with as many bands as it allows", Role.CORRELATION
+        ),
+    ] = None
+    participation: Annotated[
+        str | Participation,
+        Meaning("rounds in which the same data shows", Role.FROM_RUN, "it follows from training.batch"),
+    ] = "every"
+
+
+def encoded_average(settings: EncodedSumSettings) -> Gossip:
+    """Secure averages of encoded gradients: MAFALDA's noise, of which each node adds its share."""
+    if settings.correlation is not None:
+        correlation = _checked(read_correlation(settings.correlation), parse_participation(settings.participation))
+    elif settings.rounds is None:
+        raise InputError(
+            "secure-mafalda without correlation or rounds", "C is made for a given number of rounds", "give rounds"
+        )
+    else:
+        correlation = PendingCorrelation(settings.rounds, str(settings.participation), banded=True)
+    return EncodedAverage(
+        name="secure-mafalda",
+        noise=Temporal(settings.sigma, correlation),
+        step_size=settings.step_size,
+        sensitivity=settings.sensitivity,
+        requires="complete average",
+        secure_sum=True,
+        colluders=settings.colluders,
+    )
+
+
+def _checked(correlation: Correlation, scheme: Participation) -> Correlation:
+    """Refused where a sum that fails could cost: what a record told before then is not taken back by later rows."""
+    if isinstance(correlation, ClassCorrelation):
+        raise InputError(
+            "a C for each class of nodes", "all nodes encode by one C, by which sums are decoded", "give one"
+        )
+    apart = 1 if scheme.shuffled else scheme.apart
+    if correlation.memory >= apart and not (isinstance(correlation, Triangular) and correlation.is_nonnegative):
+        raise InputError(
+            f"C that looks {correlation.memory} rounds back, with negative entries",
+            f"rows of a failed sum are left out, which costs nothing where C looks back less than {apart} rounds, as "
+            "often as a record shows, or has no negative entry",
+            "leave correlation out, or give such a C",
+        )
+    return correlation
 
 
 class SecureGossip(Gossip):
@@ -117,6 +193,18 @@ ALGORITHMS = (
         references=REFERENCES,
         sums_of="dp-fedavg",
         written="secure average",
+    ),
+    AlgorithmSpec(
+        "secure-mafalda",
+        EncodedSumSettings,
+        encoded_average,
+        examples=(
+            Example({"sigma": 1.5, "correlation": Triangular(np.eye(12) + 0.4 * np.eye(12, k=-1))}),
+            Example({"sigma": 1.5, "rounds": 12, "participation": "2x6"}),
+        ),
+        references=REFERENCES,
+        sums_of="mafalda",
+        written="secure MAFALDA",
     ),
     AlgorithmSpec(
         "secure-gossip",

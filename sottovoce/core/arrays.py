@@ -98,6 +98,9 @@ class StructuredRows(Rows, Protocol):
     def in_precision_of(self, like: Rows) -> Rows:
         """The same rows, in the precision of others of their kind."""
 
+    def doubled(self) -> Rows:
+        """The same rows in float64."""
+
     def minus_scaled(self, factor: float, others: Rows) -> Rows:
         """`self - factor * others`."""
 
@@ -206,6 +209,13 @@ def in_float64(values: Reals, like: Rows) -> Plain:
     if not is_torch(like):
         return values
     return sys.modules["torch"].from_numpy(np.ascontiguousarray(values)).to(device=like.device)
+
+
+def doubled(rows: Rows) -> Rows:
+    """The same rows in float64."""
+    if is_torch(rows):
+        return rows.double()
+    return structured(rows).doubled() if not is_plain(rows) else np.asarray(rows).astype(np.float64, copy=False)
 
 
 def in_precision_of(like: Rows, rows: Rows) -> Rows:

@@ -138,6 +138,11 @@ class Triangular(Correlation):
         below, above = np.nonzero(C)
         self._memory = int((below - above).max())
 
+    @property
+    def is_nonnegative(self) -> bool:
+        """Whether it has no negative entry."""
+        return bool((self._matrix >= 0).all())
+
     def __repr__(self) -> str:
         return f"Triangular({len(self._matrix)} rounds, {self._memory + 1} bands)"
 

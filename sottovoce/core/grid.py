@@ -253,7 +253,7 @@ def with_exact_noise(
         refusal, remedy = "models on its grid take more bits than float32 has", 'set machine.precision = "float64"'
     if wanted is True and refusal is not None:
         raise InputError(f"exact_noise with {algorithm.name}", refusal, remedy)
-    fresh = algorithm.noise.correlation is None and not on_messages
+    fresh = (algorithm.noise.correlation is None or sums_over_all(algorithm)) and not on_messages
     by_default = algorithm.exact_noise or (refusal is None and fresh)
     exact = {"auto": by_default, "where-possible": refusal is None}.get(str(wanted), wanted is True)
     if exact == algorithm.exact_noise:

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from sottovoce.core import arrays
 from sottovoce.core.arrays import Rows
+from sottovoce.core.encoded_sums import Encoding, Remembered
 from sottovoce.core.noise import PerNode, checked_sizes
 from sottovoce.errors import InputError
 
@@ -34,11 +35,12 @@ ADAM, ADAM_DECAY, SMALL = (0.9, 0.999), 0.01, 1e-8
 
 
 class Memory(NamedTuple):
-    """What a rule keeps: averages of noisy gradients and of their squares, and the average of iterates."""
+    """What a rule keeps: averages of noisy gradients and of their squares, the average of iterates, encoded rounds."""
 
     velocity: Rows | None = None
     squares: Rows | None = None
     average: Rows | None = None
+    encoded: Remembered | tuple[()] = ()
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class LocalRule:
     """A rule. With `average` a the final model is that of iterates: `x_ <- a x_ + (1 - a) x` after every round.
 
     `adam` are its two factors. One that is not `applied` gives noisy gradients as they are, and averages iterates.
+    With an `encoding`, gradients enter sums encoded, and the rule gets what the sum is worth.
     """
 
     momentum: float = 0.0
@@ -55,6 +58,7 @@ class LocalRule:
     factors: tuple[float, ...] = ()
     node_factors: PerNode = 1.0
     applied: bool = True
+    encoding: Encoding | None = None
 
     @property
     def linear(self) -> bool:
@@ -77,12 +81,23 @@ class LocalRule:
         zeros = 0.0 * x0
         adapts = self.applied and self.adam is not None
         keeps = self.applied and (adapts or self.momentum > 0)
-        return Memory(zeros if keeps else None, zeros if adapts else None, x0 if self.average else None)
+        encoded = () if self.encoding is None else self.encoding.nothing(zeros if self.applied else None)
+        return Memory(zeros if keeps else None, zeros if adapts else None, x0 if self.average else None, encoded)
+
+    def enter(self, memory: Any, gradient: Rows, round: int) -> tuple[Rows, Any]:
+        """What noise is added to, and what is kept: a gradient, encoded or as it is."""
+        if self.encoding is None or not self.applied:
+            return gradient, memory
+        found, encoded = self.encoding.encode(memory.encoded, gradient, round)
+        return found, memory._replace(encoded=encoded)
 
     def step(self, memory: Any, noisy: Rows, point: Rows, round: int) -> tuple[Rows, Any]:
         """The direction of a step, and what is kept."""
         if not self.applied:
             return noisy, memory
+        if self.encoding is not None:
+            noisy, encoded = self.encoding.decode(memory.encoded, noisy, round)
+            memory = memory._replace(encoded=encoded)
         direction, count = noisy, round + 1
         if self.adam is not None:
             first, second = self.adam

@@ -112,7 +112,7 @@ def play_round(
     watch.begins(algorithm, round, (state, memory))
     if round == 0 or not algorithm.averaging:
         point = arrays.checked_kind(algorithm.point(state))
-        gradient = inputs.gradient(round, point)
+        gradient, memory = rule.enter(memory, inputs.gradient(round, point), round)
         entering = release.step(gradient, mixing, inputs, round)
         watch.takes(mixing, point, gradient, *entering)
         if rule != PLAIN and not by_sum:
@@ -168,6 +168,7 @@ def iterate_rounds(
     transport = transport or InProcess(topology.n)
     first, loop_state = after or (0, loop_state)
     source, correlated = NoiseKey.given_or_fresh(noise_key), algorithm.noise.correlation is not None
+    correlated = correlated and rule_of(algorithm).encoding is None
     inputs = transport.open_inputs(seed, source, gradient, x0)
     if correlated and not inputs.knows_noise_before(first):
         raise InputError(

@@ -110,6 +110,10 @@ class NoiseFeed:
     def released(self, values: Rows, noise: NoiseOnGrid, round: int) -> Rows:
         """Values plus `matrix @ Z` of all terms, rounded to the grid as if they were real numbers; or whole steps."""
         values_ND = arrays.to_numpy(values)
+        if noise.whole and noise.correlation is not None:  # an audit replays sums as they are worth
+            (term,) = noise.in_units
+            worth = arrays.to_numpy(self.correlated(noise.correlation, term.sources, term.matrix, round))
+            return arrays.in_float64(values_ND + worth.astype(np.float64), values)
         if noise.whole:
             return arrays.in_float64(self._whole_steps(values_ND, noise, round) * noise.step, values)
         sums, known = (self._fresh_sums if noise.correlation is None else self._correlated_sums)(noise, round)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -145,8 +145,11 @@ class SummedIntegers:
     algorithm: Algorithm
 
     def step(self, gradient: Rows, mixing: Mixing, inputs: LoopInputs, round: int) -> Entering:
-        over_all = sums_over_all(self.algorithm)
-        noise = sum_grid(self.algorithm, mixing).noise if over_all else noise_on_grid(self.algorithm, mixing)
+        if not sums_over_all(self.algorithm):
+            return Entering(inputs.released(gradient, noise_on_grid(self.algorithm, mixing), round), 0.0)
+        noise, rule = sum_grid(self.algorithm, mixing).noise, rule_of(self.algorithm)
+        if rule.encoding is None or not rule.applied:  # not encoded, noise is traced as sums are worth it
+            noise = replace(noise, correlation=self.algorithm.noise.correlation)
         return Entering(inputs.released(gradient, noise, round), 0.0)
 
     def message(self, mixing: Mixing, round: int, step: int) -> GossipStep:

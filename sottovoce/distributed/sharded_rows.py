@@ -197,6 +197,10 @@ class ShardedRows:
         wanted = as_sharded(like).rows.dtype
         return self if self.rows.dtype == wanted else ShardedRows(self.shard, self.rows.to(wanted), self.away)
 
+    def doubled(self) -> ShardedRows:
+        """The same rows in float64."""
+        return ShardedRows(self.shard, self.rows.double(), self.away)
+
     def minus_scaled(self, factor: float, others: Rows) -> ShardedRows:
         """`self - factor * others`; rows of nodes elsewhere are known if those of both are."""
         return self._with(others, lambda mine, theirs: as_tensor(arrays.minus_scaled(mine, factor, theirs)))

@@ -238,27 +238,37 @@ class RecordedInputs(ShardedFeed):
         self._like, self._journal = start.own, journal
         self._source, self._place, self._asked = source, Place(-1, 0), 0
         self._kept_to = -1
+        self._computed: ShardedRows | None = None
         self._restore(journal.kept_noise())
 
     def gradient(self, round: int, point: Rows) -> ShardedRows:
-        """Computed once. Where its noisy sum is recorded, that stands in its place: nobody asks what it was."""
+        """Computed once. Where its noisy sum is recorded alone, that stands in its place: nobody asks what it was."""
         place = Place(round, 0)
         recorded = self._journal.replayed(place)
         if recorded is not None:
-            return self._row(recorded.answers[RELEASED if RELEASED in recorded.answers else GRADIENT])
+            return self._row(recorded.answers[GRADIENT if GRADIENT in recorded.answers else RELEASED])
         self._bind(as_sharded(point))
         found = super().gradient(round, point)
         self._bind(found)
         self._journal.note(place, GRADIENT, to_numpy(found.own))
+        self._computed = found
         return found
 
     def released(self, values: Rows, noise: NoiseOnGrid, round: int) -> ShardedRows:
-        """What is released: drawn once, and recorded in place of the gradient that is in it."""
+        """What is released: drawn once, and recorded in place of the gradient that is in it.
+
+        Beside it, where values are made of gradients that later rounds need, too.
+        """
         place = Place(round, 0)
-        if self._journal.replayed(place) is not None:
-            return as_sharded(values)
+        recorded = self._journal.replayed(place)
+        if recorded is not None:
+            return self._row(recorded.answers[RELEASED]) if GRADIENT in recorded.answers else as_sharded(values)
+        alone = values is self._computed
+        if not alone:
+            self._bind(as_sharded(values))
         found = super().released(values, noise, round)
-        self._journal.forget_note(place, GRADIENT)
+        if alone:
+            self._journal.forget_note(place, GRADIENT)
         self._journal.note(place, RELEASED, to_numpy(found.own))
         if noise.correlation is not None:
             self._keep_keys()

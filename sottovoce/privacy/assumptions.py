@@ -17,7 +17,7 @@ from sottovoce.core.grid import grid_step, message_grid
 from sottovoce.core.integer_sums import sum_grid
 from sottovoce.core.participation import Change
 from sottovoce.privacy.absorption import rounding_cost, rounding_is_bounded
-from sottovoce.privacy.discrete_noise import discrete_factor
+from sottovoce.privacy.discrete_noise import factor_of_sums
 from sottovoce.privacy.rounding import round_up
 from sottovoce.tracing.linear_system import LinearSystem
 
@@ -116,7 +116,7 @@ def rounding(system: LinearSystem, *, covered: bool, by_absorption: bool = False
         return AssumptionKind.ROUNDING_NOT_COVERED.of()
     if sums_over_all(system.algorithm):
         grid = sum_grid(system.algorithm, system.topology.at(0))
-        extra = f"{round_up(100 * (discrete_factor(grid) - 1), 2)} %"
+        extra = f"{round_up(100 * (factor_of_sums(system) - 1), 2)} %"
         return AssumptionKind.DISCRETE_SUMS.of(step=f"{grid.step:g}", extra=extra)
     messages = message_grid(system.algorithm, system.topology.at(0))
     if messages is not None:

@@ -22,9 +22,11 @@ from __future__ import annotations
 
 import math
 
+from sottovoce.core.encoded_sums import Encoding
 from sottovoce.core.grid import PARAMETERS
-from sottovoce.core.integer_sums import SumGrid
+from sottovoce.core.integer_sums import SumGrid, sum_grid
 from sottovoce.errors import Unaccountable
+from sottovoce.tracing.linear_system import LinearSystem
 
 SMOOTHING = 16.0
 """r: the standard deviation, in steps, of what makes integers of real numbers. 2 exp(-2 pi^2 r^2) is exp(-5052)."""
@@ -33,13 +35,23 @@ SMALLEST_EXPONENT = 3600.0
 """e is below exp of minus this. Of 10^9 parameters, 10^7 rounds and 10^4 nodes, exp(-3550) is left."""
 
 
-def discrete_factor(grid: SumGrid) -> float:
-    """By what mu is multiplied, rounded up, where at least one honest node adds noise to every sum."""
+def factor_of_sums(system: LinearSystem) -> float:
+    """`discrete_factor` of a system whose sums are over all nodes, encoded or not."""
+    grid = sum_grid(system.algorithm, system.topology.at(0))
+    rows = 1.0 if system.correlation is None else Encoding(system.correlation).rounding(system.rounds)
+    return discrete_factor(grid, rows)
+
+
+def discrete_factor(grid: SumGrid, rows: float = 1.0) -> float:
+    """By what mu is multiplied, rounded up, where at least one honest node adds noise to every sum.
+
+    Rounding counts `rows` times as much where a change shows in several (`Encoding.rounding`).
+    """
     least = min(grid.sigma_N)
     largest = int(max(abs(grid.weights.numerators.data)))  # over g, which is at least 1
     _check_lattice(least, largest, len(grid.sigma_N))
     variance = 1 - SMOOTHING**2 / float(least) ** 2
-    rounding = 1 + math.sqrt(PARAMETERS) * grid.step / grid.least_sensitivity * (1 + 2**-20)
+    rounding = 1 + rows * math.sqrt(PARAMETERS) * grid.step / grid.least_sensitivity * (1 + 2**-20)
     return rounding / math.sqrt(variance) * (1 + 1e-12)
 
 

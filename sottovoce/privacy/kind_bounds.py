@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.grid import message_grid
-from sottovoce.core.integer_sums import sum_grid
 from sottovoce.core.participation import Adjacency, Participation
 from sottovoce.core.rotation import Rotation
 from sottovoce.core.topologies import Rotating
@@ -33,7 +32,7 @@ from sottovoce.privacy.assumptions import Assumption, AssumptionKind, rounding
 from sottovoce.privacy.closedness import closedness
 from sottovoce.privacy.convexity import least_weight
 from sottovoce.privacy.covering_views import hides_in_sums, lacks_secrets
-from sottovoce.privacy.discrete_noise import discrete_factor
+from sottovoce.privacy.discrete_noise import factor_of_sums
 from sottovoce.privacy.exact import routes
 from sottovoce.privacy.exact.averaging import averaging_loss
 from sottovoce.privacy.final_models import covered_final_models
@@ -192,7 +191,7 @@ class KindBounds:
         if not algorithm.exact_noise:
             return squares, uncovered
         if sums_over_all(algorithm):
-            return squares * discrete_factor(sum_grid(algorithm, mixing)) ** 2, ~uncovered
+            return squares * factor_of_sums(self.system) ** 2, ~uncovered
         grid = message_grid(algorithm, mixing)
         if grid is None:
             enough, factor = self._given_noisy_gradients, 1.0

@@ -46,7 +46,7 @@ def test_roles_are_these():
 def test_all_that_train_take_rounds_from_the_run_and_mafalda_more():
     run = {"rounds": 8, "participation": "2x4"}
     for name, spec in algorithm_specs().items():
-        taken = {} if spec.averaging else run if name == "mafalda" else {"rounds": 8}
+        taken = {} if spec.averaging else run if name in ("mafalda", "secure-mafalda") else {"rounds": 8}
         assert spec.from_run({}, **run) == taken, name
 
 

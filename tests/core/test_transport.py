@@ -76,7 +76,7 @@ def in_threads(act, transports):
 
 def start_of(case):
     rows = torch.from_numpy(np.random.default_rng(4).standard_normal((case.topology.n, DIMENSION)))
-    if case.algorithm.name == "secure-average":  # all hold one model
+    if case.algorithm.name in ("secure-average", "secure-mafalda"):  # all hold one model
         return rows[:1].expand_as(rows).clone()
     return 0 * rows if case.algorithm.averaging else rows
 

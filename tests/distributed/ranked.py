@@ -46,7 +46,7 @@ def hosted_cases():
 def start(case, dtype=torch.float32):
     """A public starting point of all nodes; averaging begins at zero."""
     rows = torch.from_numpy(np.random.default_rng(4).standard_normal((case.topology.n, DIMENSION))).to(dtype)
-    if case.algorithm.name == "secure-average":  # all hold one model
+    if case.algorithm.name in ("secure-average", "secure-mafalda"):  # all hold one model
         return rows[:1].expand_as(rows).clone()
     return 0 * rows if case.algorithm.averaging else rows
 

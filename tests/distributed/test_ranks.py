@@ -45,7 +45,7 @@ SETTINGS = {
     "decor": {"sigma": 1.0, "sigma_pair": 2.0}, "d-psgd": {}, "muffliato-sgd": {"sigma": 1.0, "gossip_steps": 2},
     "mf-d-sgd": {"sigma": 1.0, "correlation": "C.npz"},
 }  # fmt: skip
-ALL_MEET = ("dp-fedavg", "secure-average", "swarm")
+ALL_MEET = ("dp-fedavg", "secure-average", "secure-mafalda", "swarm")
 COMPRESSED = {f"dp-csgp {spec}": {"sigma": 1.0, "compression": spec} for spec in ("rand:0.5", "gsgd:8", "top:0.2")}
 
 
@@ -63,7 +63,7 @@ def document(name, where, **sections):
         "metrics": {"every": 2, "test_rows": 20},
         "algorithm": {"name": word, **settings}, "privacy": {"attackers": "none"},
         "training": {"rounds": 4, "batch": "cycle:2x2", "clip": "per-example", "bound": 1.0,
-                     "same_start": word == "secure-average"},
+                     "same_start": word in ("secure-average", "secure-mafalda")},
     } | sections  # fmt: skip
 
 

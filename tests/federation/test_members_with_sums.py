@@ -15,13 +15,14 @@ from sottovoce.ledger.payloads import Place
 from sottovoce.ledger.steps import MaskKeys, Steps
 from tests.federation.clinics import NAMES, Clinics
 from tests.federation.grpc_members import until
-from tests.federation.kills import COINS, MOMENTS, UNSTORED, Kills
+from tests.federation.kills import COINS, MOMENTS, RECEIVED, STORED, UNSTORED, Kills
 from tests.federation.memory_links import Killed
 from tests.federation.real_members import RealMembers
 from tests.federation.test_real_kills import Killer
 from tests.ledger.verified import masked_places, verify
 
 AVERAGE = 'name = "secure-average"\nstep_size = 0.5'
+ENCODED = 'name = "secure-mafalda"\nstep_size = 0.5'
 GOSSIP = 'name = "secure-gossip"\nstep_size = 0.5'
 
 
@@ -126,6 +127,29 @@ def test_a_stolen_folder_that_is_restored_is_refused(tmp_path):
         results = clinics.play(others | {"Mercy": dies_and_is_put_back})
     assert "a member would send different noise" in str(results["Mercy"])
     assert all(len(digests) == 1 for digests in kills.seen.values())
+
+
+@pytest.mark.parametrize("moment", [None, STORED, RECEIVED])
+def test_encoded_sums_go_on_after_a_kill_and_remember_what_they_need(tmp_path, monkeypatch, moment):
+    """Gradients of earlier rounds enter later sums: a member that was killed goes on from those that it committed."""
+    kills = Kills()
+    kills.watch(monkeypatch)
+    clinics = Sums(tmp_path)
+    agreement = clinics.agree(ENCODED, rounds=12, batches='batch = "cycle:3x4"', privacy="epsilon = 3.0")
+    if moment is not None:
+        kills.planned.add(("Mercy", moment, Place(5, 0)))
+
+    def join(name):
+        return lambda: kills.survived(lambda resume: clinics.join(agreement, name, resume=resume))
+
+    results = clinics.run(agreement, {name: join(name) for name in clinics.names})
+    assert [result for result in results.values() if isinstance(result, BaseException)] == []
+    assert kills.deaths == (moment is not None)
+    assert {len(digests) for digests in kills.seen.values()} == {1}
+    clinics.check_masks(agreement)
+    known, found = [results[name]["sums_known"] for name in clinics.names], final_models(clinics, agreement)
+    assert min(known) >= (12 if moment is None else 8)
+    assert min(known) < 12 or (found == found[0]).all()
 
 
 @pytest.mark.parametrize("graph", ["complete:3", pytest.param("ring:4", marks=pytest.mark.slow)])

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from sottovoce import algorithm, uniform
+from sottovoce.core.correlation import Triangular
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.federation.events import Connected, Left, Lost
 from sottovoce.federation.grpc_links import GrpcLinks
@@ -66,11 +67,19 @@ def test_members_over_grpc_play_the_run_of_the_simulation(tmp_path, case):
     assert {type(event) for event in events} <= {Connected, Lost, Left}, "nothing was refused"
 
 
-@pytest.mark.parametrize(("name", "place"), [("secure-average", "complete:4"), ("secure-gossip", "ring:5")])
-def test_secure_sums_over_grpc_are_those_of_the_simulation(tmp_path, name, place):
+SUMS = {
+    "secure-average": ("complete:4", {}),
+    "secure-mafalda": ("complete:4", {"correlation": Triangular(np.eye(99) + 0.4 * np.eye(99, k=-1))}),
+    "secure-gossip": ("ring:5", {}),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_secure_sums_over_grpc_are_those_of_the_simulation(tmp_path, name):
     """To the last integer, under masks."""
+    place, settings = SUMS[name]
     net = uniform(place)
-    federation = members.Federation(with_exact_noise(algorithm(name, sigma=1.0), net), net)
+    federation = members.Federation(with_exact_noise(algorithm(name, sigma=1.0, **settings), net), net)
     ends, events = over_grpc(federation, tmp_path)
     assert torch.equal(ends, federation.simulated())
     assert federation.missed() == set()

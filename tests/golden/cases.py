@@ -141,6 +141,7 @@ RUNS: dict[str, Document] = {
         "algorithm": _algorithm("dp-fedavg", sigma=1.5), "topology": {"graph": "complete:5"}, "record": ALL_MESSAGES,
     },
     "secure-average": {"algorithm": _algorithm("secure-average", sigma=1.5), "topology": {"graph": "complete:5"}},
+    "secure-mafalda": {"algorithm": _algorithm("secure-mafalda", sigma=1.5), "topology": {"graph": "complete:5"}},
     "secure-gossip": {"algorithm": _algorithm("secure-gossip", sigma=1.5)},
     "swarm": {
         "algorithm": _algorithm("swarm", sigma=1.5), "topology": {"graph": "complete:5"},
@@ -227,6 +228,7 @@ PLAIN = {
     "decor --sigma-pair 4": "ring:6",
     "dp-fedavg": "complete:5",
     "secure-average": "complete:5",
+    "secure-mafalda": "complete:5",
     "secure-gossip": "ring:6",
     "swarm": "complete:5",
     "rss-nb": "ring:6",
