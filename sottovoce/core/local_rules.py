@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -31,7 +30,10 @@ from sottovoce.core.encoded_sums import Encoding, Remembered
 from sottovoce.core.noise import PerNode, checked_sizes
 from sottovoce.errors import InputError
 
-ADAM, ADAM_DECAY, SMALL = (0.9, 0.999), 0.01, 1e-8
+ADAM_DECAY, SMALL = 0.01, 1e-8
+
+SHARE = r"0|0?\.\d+"
+"""Numbers below 1, as settings write them."""
 
 
 class Memory(NamedTuple):
@@ -139,34 +141,21 @@ def parse_rule(
     step_factors: PerNode = 1.0,
 ) -> LocalRule:
     """A rule from the settings of an algorithm."""
-    name, _, setting = optimizer.partition(":")
-    numbers = _numbers(setting.split(",")) if setting else []
-    found: Mapping[str, Any] | None = None
-    if name == "sgd" and not setting:
-        found = {}
-    elif name == "momentum" and len(numbers) == 1:
-        found = {"momentum": numbers[0]}
-    elif name in ("adam", "adamw") and len(numbers) in (0, 2):
-        found = {"adam": tuple(numbers) or ADAM}
-    if found is None or not all(0 <= number < 1 for number in numbers):
+    found = re.fullmatch(rf"(sgd|momentum:(?P<b>{SHARE})|adamw?(:(?P<b1>{SHARE}),(?P<b2>{SHARE}))?)", optimizer)
+    if found is None:
         raise InputError(
-            f"optimizer {optimizer!r:.40}", "known: sgd, momentum:B, adam, adam:B1,B2 and adamw, each B at least 0 and "
-            "below 1", "write momentum:0.9, for example",
+            f"optimizer {optimizer!r:.40}", "known: sgd, momentum:B, adam, adam:B1,B2 and adamw, each B below 1",
+            "write momentum:0.9, for example",
         )  # fmt: skip
     for key, value, most in (("weight_decay", weight_decay, math.inf), ("average", average, 1.0)):
         if not 0 <= value < most:
             raise InputError(f"{key} = {value}", f"it is at least 0 and below {most:g}", "leave it out")
-    decay = weight_decay or (ADAM_DECAY if name == "adamw" else 0.0)
-    per_node = checked_sizes("step_factors", step_factors, positive=True)
+    adam = (float(found["b1"] or 0.9), float(found["b2"] or 0.999)) if optimizer.startswith("adam") else None
     return LocalRule(
-        **found, decay=decay, average=average, factors=_factors(schedule, rounds), node_factors=per_node,
+        momentum=float(found["b"] or 0), adam=adam,
+        decay=weight_decay or (ADAM_DECAY if optimizer.startswith("adamw") else 0.0), average=average,
+        factors=_factors(schedule, rounds), node_factors=checked_sizes("step_factors", step_factors, positive=True),
     )  # fmt: skip
-
-
-def _numbers(texts: list[str]) -> list[float]:
-    """Numbers in texts; nan for what is none."""
-    plain = re.compile(r"\d*\.?\d+(e-?\d+)?")
-    return [float(text) if plain.fullmatch(text) else math.nan for text in texts]
 
 
 def _factors(schedule: str, rounds: int | None) -> tuple[float, ...]:

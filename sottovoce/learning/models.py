@@ -34,7 +34,7 @@ from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.losses import LOSSES, Loss
 from sottovoce.learning.modules import call_alone, generators_kept
 from sottovoce.learning.starts import SETTINGS as SETTINGS_OF_STARTS
-from sottovoce.learning.starts import Adapted, adapt
+from sottovoce.learning.starts import adapt
 from sottovoce.support.own_code import Offered, code_digest, named_object
 
 Made = TypeVar("Made")
@@ -533,7 +533,7 @@ def find_model(name: str, dataset: Dataset, **settings: object) -> Model:
     wrapping = settings if is_module else {}
     usual = {"value": "squared", "ratings": "squared", "times": "hazards"}.get(dataset.kind, "cross-entropy")
     loss = wrapping.get("loss", usual)
-    begun = adapt(made, starting) if starting else Adapted(made, frozenset())
+    begun = adapt(made, starting)
     return wrap_module(begun.module, str(loss), shape=_shape(name, wrapping), name=name, given=begun.given)
 
 

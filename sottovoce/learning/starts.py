@@ -14,8 +14,8 @@ import copy
 import hashlib
 import math
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import safetensors.torch
 import torch
@@ -97,39 +97,36 @@ def _content(name: object) -> bytes:
         return read_bytes(path, follow_links=True)
 
 
-@dataclass(frozen=True)
-class Adapted:
+class Adapted(NamedTuple):
     """A module that is ready to be trained from a start, and the parameters that begin as they are in it."""
 
     module: nn.Module
-    given: frozenset[str]
+    given: frozenset[str] = frozenset()
 
 
 def adapt(module: nn.Module, settings: Document) -> Adapted:
     """The module with the weights of a start, trained in part, as these of its settings say."""
-    module = copy.deepcopy(module)
-    train, wanted = settings.get("train"), settings.get("start_sha256")
+    if not settings:
+        return Adapted(module)
+    module, train, wanted = copy.deepcopy(module), settings.get("train"), settings.get("start_sha256")
     chosen = [train] if isinstance(train, str) else train
     if chosen is not None and not (isinstance(chosen, list | tuple) and all(isinstance(one, str) for one in chosen)):
         raise InputError(f"train = {train!r:.60}", "it lists names of parts, or lora:rank=R", 'write train = ["head"]')
-    ranks = [re.fullmatch(r"lora:rank=([1-9]\d*)", one) for one in chosen or ()]
-    rank = next((int(one[1]) for one in ranks if one is not None), None)
-    parts = None if chosen is None else [one for one, found in zip(chosen, ranks, strict=True) if found is None]
-    _freeze(module, parts)
-    stored: frozenset[str] = frozenset()
-    if settings.get("start") is not None:
-        found = start_digest(settings)
-        if wanted is not None and wanted != found:
-            raise InputError(
-                f"start {settings['start']}: SHA-256 {found}", f"start_sha256 is {wanted!r:.80}", "use the same file"
-            )
-        stored = _load_(module, _content(settings["start"]), str(settings["start"]))
-        _replace_(module, nn.modules.batchnorm._BatchNorm, _stored_norm)
-    elif wanted is not None or parts is not None or rank is not None:
-        given = next(name for name in SETTINGS[1:] if settings.get(name) is not None)
-        raise InputError(f"{given} without start", "what is not trained has to come from somewhere", "give start, too")
-    if rank is not None:
-        _replace_(module, nn.Linear, lambda layer: layer if layer.weight.requires_grad else LowRank(layer, rank))
+    found = start_digest(settings)
+    if found is None:
+        raise InputError(
+            "train or start_sha256 without start", "the rest has to come from somewhere", "give start, too"
+        )
+    if wanted not in (None, found):
+        raise InputError(
+            f"start {settings['start']}: SHA-256 {found}", f"start_sha256 is {wanted!r:.80}", "use that file"
+        )
+    ranks = [int(one[1]) for one in (re.fullmatch(r"lora:rank=([1-9]\d*)", part) for part in chosen or ()) if one]
+    _freeze(module, None if chosen is None else [part for part in chosen if not part.startswith("lora:rank=")])
+    stored = _load_(module, _content(settings["start"]), str(settings["start"]))
+    _replace_(module, nn.modules.batchnorm._BatchNorm, _stored_norm)
+    if ranks:
+        _replace_(module, nn.Linear, lambda layer: layer if layer.weight.requires_grad else LowRank(layer, ranks[0]))
     return Adapted(module, stored)
 
 

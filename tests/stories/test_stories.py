@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
+import torch
 
 from tests.browser import inside, questions
 
@@ -96,6 +99,64 @@ def test_a_student_prints_a_figure_that_is_the_table(typed, tmp_path):
     assert (tmp_path / "figures/trade-off.pdf").read_bytes().startswith(b"%PDF")
     central = "--set name=central --set topology.graph=complete:1 --set grid={} --set privacy.epsilon=4.0"
     typed(f"run study.toml {central} --set seeds=[0]")
+
+
+SCRIPT = """
+import json
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from sottovoce import make_private
+
+
+class Images(Dataset):
+    def __init__(self, first, last):
+        found = load_digits()
+        self.images = torch.from_numpy(found.images[first:last] / 16).float().unsqueeze(1)
+        self.labels = torch.from_numpy(found.target[first:last])
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, at):
+        return self.images[at], self.labels[at]
+
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.5)
+loaders = [DataLoader(Images(n, n + 350), batch_size=70, shuffle=True) for n in range(0, 1400, 350)]
+test = Images(1400, 1797)
+private = make_private(
+    net, optimizer, loaders, graph="ring:4", loss="cross-entropy", test=test, rounds=60, max_grad_norm=1.0, epsilon=8.0
+)
+best = 0.0
+for played in private:  # the student's loop: a log, a best model, an end of its own
+    if played % 10 == 0:
+        best = max(best, private.measure().metric.average)
+    if played == 50:
+        torch.save(private.average.state_dict(), "model.pt")
+        break
+images, labels = test.images, test.labels
+each = [float((private.of(node)(images).argmax(1) == labels).float().mean()) for node in range(4)]
+print(json.dumps({"best": best, "each": each, "epsilon": private.guarantees.headline.epsilon}))
+"""
+
+
+def test_a_student_who_comes_from_opacus_keeps_the_loop(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    ended = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout)
+    assert 7.9 < told["epsilon"] <= 8.0, "of all planned rounds: when the loop ended depends on rows"
+    assert min(told["each"]) > 0.6
+    assert told["best"] > 0.7
+    assert torch.load(tmp_path / "model.pt", weights_only=True)["0.weight"].shape == (8, 1, 3, 3)
 
 
 def test_an_auditor_finds_what_was_changed(typed, tmp_path):
