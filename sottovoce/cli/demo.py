@@ -67,12 +67,18 @@ def _table(runs: "Sequence[DemonstratedRun]") -> Table:
         accuracy, distances = one.finished.result["metrics"]["accuracy"]["average"], one.by_distance
         table.append([
             _title(one), f"{accuracy:.0%}",
-            SUMS if one.likeness is None else f"correlation {max(0.0, one.likeness):.2f}",
+            _pictures(one),
             SUMS if one.membership is None else f"{one.membership['auc']['value']:.0%} (coin: 50%)",
             _epsilon(distances[0]["epsilon"]) if distances else "none is proven",
             _epsilon(distances[-1]["epsilon"]) if len(distances) == hops else "all are neighbours",
         ])  # fmt: skip
     return table
+
+
+def _pictures(run: "DemonstratedRun") -> str:
+    if run.membership is None:
+        return SUMS
+    return "not tried" if run.likeness is None else f"correlation {max(0.0, run.likeness):.2f}"
 
 
 def _epsilon(value: float | str) -> str:
@@ -83,6 +89,7 @@ def _title(run: "DemonstratedRun") -> str:
     from sottovoce.algorithms.registry import algorithm_spec
 
     title, headline = algorithm_spec(run.finished.run.experiment.algorithm.name).title, run.privacy.headline
+    title = title if run.features is None else f"features: {title}"
     finite = math.isfinite(headline.epsilon)
     return f"{title}, epsilon {round_up(headline.epsilon)}" if finite else f"{title}, no noise"
 

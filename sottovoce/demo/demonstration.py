@@ -45,7 +45,7 @@ class Work(Protocol):
 class DemonstratedRun:
     """One of the runs: how well it did, what is promised, and what two attacks by neighbours achieved.
 
-    Attacks are None where nodes hear nothing but sums.
+    Attacks are None where nodes hear nothing but sums; of features no pictures are made.
     """
 
     finished: FinishedSweepRun
@@ -53,6 +53,11 @@ class DemonstratedRun:
     privacy: PrivacyDocument
     membership: Document | None
     inversion: Document | None
+
+    @property
+    def features(self) -> str | None:
+        """The map that pictures went through, if they did."""
+        return _features(self.finished.run)
 
     @property
     def likeness(self) -> float | None:
@@ -76,7 +81,8 @@ class DemonstratedRun:
         last, config = self.finished.result["metrics"], self.finished.run.experiment
         attack = self.membership
         return {
-            "algorithm": config.algorithm.name, "folder": str(self.folder), "sigma": self.privacy.sigma,
+            "algorithm": config.algorithm.name, "features": self.features, "folder": str(self.folder),
+            "sigma": self.privacy.sigma,
             "accuracy": last["accuracy"], "bytes": last["bytes"], "proven_for": self.privacy.adjacency,
             "delta": self.privacy.delta, "everyone": _guarantee_document(self.privacy.headline),
             "by_distance": self.by_distance,
@@ -129,6 +135,11 @@ def _sends_models(run: SweepRun) -> bool:
     return algorithm_spec(run.experiment.algorithm.name).sums_of is None
 
 
+def _features(run: SweepRun) -> str | None:
+    named: str | None = run.experiment.model.settings.get("features")
+    return named
+
+
 def _show(run: SweepRun, out: Path) -> DemonstratedRun:
     """Train and account, and then attack, all in this process."""
     (finished,) = run_experiments([run], out, resume=True, jobs=1)
@@ -138,7 +149,7 @@ def _show(run: SweepRun, out: Path) -> DemonstratedRun:
     return DemonstratedRun(
         finished=finished, folder=folder, privacy=PrivacyDocument.read(files.document(files.privacy) or {}),
         membership=attack_unless_stored([folder], MEMBERSHIP_ATTACK, jobs=1) if attacked else None,
-        inversion=_invert(folder) if attacked else None,
+        inversion=_invert(folder) if attacked and _features(run) is None else None,
     )  # fmt: skip
 
 

@@ -47,11 +47,14 @@ def test_a_small_demo_trains_accounts_attacks_and_reads_the_second_time(sotto, h
     )
     heading, *rows = out.splitlines()
     assert "pictures reconstructed  members told from others" in heading
-    assert [row.split(",")[0] for row in rows] == ["D-PSGD", "DP-D-SGD", "MAFALDA", "secure average"]
-    assert ["no limit" in row for row in rows] == [True, False, False, False]
-    assert ["sees only sums" in row for row in rows] == [False, False, False, True]
+    assert [row.split(",")[0] for row in rows] == [
+        "D-PSGD", "DP-D-SGD", "MAFALDA", "secure average", "features: D-PSGD", "features: secure average"
+    ]  # fmt: skip
+    assert ["no limit" in row for row in rows] == [True, False, False, False, True, False]
+    assert ["sees only sums" in row for row in rows] == [False, False, False, True, False, True]
+    assert ["not tried" in row for row in rows] == [False, False, False, False, True, False]
     assert Path("runs/demo/report.html").read_text() == "page"
-    assert len(pages[0][1]) == 4
+    assert len(pages[0][1]) == 6
 
     def fail(*_, **__):
         pytest.fail("ran again")
@@ -81,13 +84,14 @@ def test_what_is_wrong_is_said_before_anything_is_written(words, sotto, here, pa
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory):
-    """The whole demo, carried out once: its document, by algorithm, and the data of its page."""
+    """The whole demo, carried out once: its documents, by algorithm and whether on features, and its page."""
     from sottovoce.demo.demonstration import demonstrate
 
     quiet = SimpleNamespace(tell=lambda done, of: None)
     found = demonstrate(tmp_path_factory.mktemp("demo") / "runs", [], lambda what: nullcontext(quiet))
     documents = [run.document() for run in found.runs]
-    return {one["algorithm"]: one for one in documents}, found.page
+    named = {f"{'features ' if one['features'] else ''}{one['algorithm']}": one for one in documents}
+    return named, found.page
 
 
 @pytest.mark.slow
@@ -113,7 +117,7 @@ def test_with_other_seeds_pictures_are_seen_too_and_noise_hides_them(seed, tmp_p
     from sottovoce.support.config import apply_overrides, read_settings_file
 
     settings = apply_overrides(read_settings_file(RECIPE), [f"seeds=[{seed}]", "privacy.attackers=[]"])
-    plain, noisy, correlated, _ = (_show(run, tmp_path) for run in expand_sweep(settings))
+    plain, noisy, correlated = (_show(run, tmp_path) for run in expand_sweep(settings)[:3])
     assert plain.likeness > 0.96
     assert max(noisy.likeness, correlated.likeness) < 0.3
     assert plain.membership["auc"]["value"] > 0.6
@@ -130,6 +134,16 @@ def test_at_one_epsilon_correlated_noise_is_more_accurate_and_secure_sums_most(s
     assert average["mafalda"] > average["dp-d-sgd"] + 0.1
     assert average["secure-average"] > average["mafalda"] + 0.01
     assert average["secure-average"] > average["d-psgd"] - 0.15
+
+
+@pytest.mark.slow
+def test_on_features_an_epsilon_of_3_costs_less_than_4_points(story):
+    runs, _ = story
+    plain, private = runs["features d-psgd"], runs["features secure-average"]
+    assert private["everyone"]["epsilon"] == pytest.approx(3, abs=0.01)
+    assert private["proven_for"] == "record"
+    assert plain["likeness"] is private["attack"] is None
+    assert private["accuracy"]["average"] > plain["accuracy"]["average"] - 0.04 > 0.87
 
 
 @pytest.mark.slow
