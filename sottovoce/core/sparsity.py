@@ -34,6 +34,17 @@ def rows_touching(matrix: sparse.csr_array, columns: NDArray[np.bool_]) -> NDArr
     return found
 
 
+def same_matrix(one: sparse.csr_array | None, other: sparse.csr_array | None) -> bool:
+    """Whether two matrices are equal, entry by entry, or neither is there.
+
+    >>> same_matrix(sparse.csr_array([[1.0, 0.0]]), sparse.csr_array([[1.0, 1e-300]])), same_matrix(None, None)
+    (False, True)
+    """
+    if one is None or other is None:
+        return one is other
+    return one.shape == other.shape and (one != other).nnz == 0
+
+
 def submatrix(
     matrix: sparse.csr_array, rows: NDArray[np.bool_] | None, columns: NDArray[np.bool_] | None
 ) -> sparse.csr_array:

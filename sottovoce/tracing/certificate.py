@@ -24,7 +24,6 @@ from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
 from sottovoce.core.algorithm import Algorithm, Message, State, Weighted, is_own, leaves
 from sottovoce.core.arrays import Plain, Rows, column, is_plain, is_torch, numpy_dtype, to_numpy
@@ -34,6 +33,7 @@ from sottovoce.core.messages import RoundWatch, value_of
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import NoiseTerm
 from sottovoce.core.release import GossipStep
+from sottovoce.core.sparsity import same_matrix
 from sottovoce.errors import Diverged, Uncertified
 from sottovoce.tracing.round_maps import ClassMaps, Combination, Facts, RoundMaps
 
@@ -372,8 +372,8 @@ def _slots(state: State, private: Sequence[bool]) -> list[Rows]:
 
 def _same_mixing(one: Mixing, other: Mixing) -> bool:
     return one is other or (
-        _same_matrix(one.weights, other.weights)
-        and _same_matrix(one.planned, other.planned)
+        same_matrix(one.weights, other.weights)
+        and same_matrix(one.planned, other.planned)
         and np.array_equal(_or_all(one.active), _or_all(other.active))
     )
 
@@ -387,9 +387,9 @@ def _same_terms(some: Sequence[NoiseTerm], others: Sequence[NoiseTerm]) -> bool:
         one is other
         or (
             one.sources.kind == other.sources.kind
-            and _same_matrix(one.matrix.plain, other.matrix.plain)
-            and _same_matrix(one.matrix.left, other.matrix.left)
-            and _same_matrix(one.matrix.right, other.matrix.right)
+            and same_matrix(one.matrix.plain, other.matrix.plain)
+            and same_matrix(one.matrix.left, other.matrix.left)
+            and same_matrix(one.matrix.right, other.matrix.right)
         )
         for one, other in zip(some, others, strict=True)
     )
@@ -397,9 +397,3 @@ def _same_terms(some: Sequence[NoiseTerm], others: Sequence[NoiseTerm]) -> bool:
 
 def _same_correlation(one: Correlation | None, other: Correlation | None) -> bool:
     return one is other or (one is not None and one == other)
-
-
-def _same_matrix(one: sparse.csr_array | None, other: sparse.csr_array | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return one.shape == other.shape and (one != other).nnz == 0

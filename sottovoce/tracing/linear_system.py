@@ -97,14 +97,15 @@ class StepMatrices:
         largest, so that privacy figures are about a change of one whatever these are. Every view asks for the same of
         the step's own matrices, so that these are split once.
         """
-        if not any(matrix is own for own in self._own):
+        if not any(matrix is own for own in self.matrices):
             return self._split(matrix)
         if id(matrix) not in self._own_parts:
             self._own_parts[id(matrix)] = self._split(matrix)
         return self._own_parts[id(matrix)]
 
     @cached_property
-    def _own(self) -> tuple[sparse.csr_array | None, ...]:
+    def matrices(self) -> tuple[sparse.csr_array | None, ...]:
+        """All of them."""
         return (self.state_out, self.point, self.models, *(messages.rows for messages in self.sent))
 
     @cached_property

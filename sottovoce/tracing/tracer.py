@@ -36,6 +36,7 @@ from sottovoce.core.messages import LoopState, PlayedRound
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import LARGEST, SMALLEST
 from sottovoce.core.sensitivity import in_units_of_largest, largest
+from sottovoce.core.sparsity import same_matrix
 from sottovoce.core.topologies import Changing, Topology
 from sottovoce.errors import Unaccountable
 from sottovoce.support.progress import counted, report_progress
@@ -179,19 +180,10 @@ class _Traced(NamedTuple):
 
 def _same_rounds(one: StepMatrices, other: StepMatrices) -> bool:
     """Whether two plays of a round came to the same, bit for bit: sent, point, state and models with all noise."""
-    return (
-        all(_same(a, b) for a, b in zip(_matrices_of(one), _matrices_of(other), strict=True))
-        and all(
-            np.array_equal(a.sender, b.sender) and np.array_equal(a.receiver, b.receiver)
-            for a, b in zip(one.sent, other.sent, strict=True)
-        )
-        and (one.point is None) == (other.point is None)
+    return all(map(same_matrix, one.matrices, other.matrices)) and all(
+        np.array_equal(a.sender, b.sender) and np.array_equal(a.receiver, b.receiver)
+        for a, b in zip(one.sent, other.sent, strict=True)
     )
-
-
-def _matrices_of(step: StepMatrices) -> list[sparse.csr_array]:
-    point = [] if step.point is None else [step.point]
-    return [step.state_out, step.models, *point, *(messages.rows for messages in step.sent)]
 
 
 def _emptied(loop_state: LoopState) -> LoopState:
@@ -224,13 +216,6 @@ class _Known(NamedTuple):
             and len(self.public) == len(other.public)
             and all(_equal(a, b) for a, b in zip(self.public, other.public, strict=True))
         )
-
-
-def _same(a: sparse.csr_array, b: sparse.csr_array) -> bool:
-    if a.shape != b.shape:
-        return False
-    alike = ((a.indptr, b.indptr), (a.indices, b.indices), (a.data, b.data))
-    return all(np.array_equal(*pair) for pair in alike) or (a != b).nnz == 0
 
 
 def _equal(a: object, b: object) -> bool:
