@@ -21,7 +21,7 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MessageType, M
 
 from sottovoce.adapters.guard import Gradients, Guard, Model
 from sottovoce.adapters.site_agreement import Agreed, read_site_agreement
-from sottovoce.errors import InputError, SottovoceError
+from sottovoce.errors import InputError, SottovoceError, Unaccountable
 from sottovoce.ledger.lineages import Budget
 from sottovoce.ledger.spending import DEFAULT
 
@@ -62,7 +62,11 @@ def sottovoce_mod(
                 else:
                     noisy = guard.trained(round, before, lambda _: _model(_answered(call_next, message, context))[1])
         except SottovoceError as refusal:
-            return Message(Error(REFUSED, str(refusal)), reply_to=message)
+            log.error("nothing is sent: %s", refusal)
+            said = (
+                str(refusal) if isinstance(refusal, Unaccountable) else "nothing is sent: the log of the site says why"
+            )
+            return Message(Error(REFUSED, said), reply_to=message)
         record = ArrayRecord({name: Array(noisy[name]) for name in given})
         return Message(RecordDict({key: record, "metrics": own}), reply_to=message)
 
@@ -70,12 +74,8 @@ def sottovoce_mod(
 
 
 def _answered(call_next: Call, message: Message, context: Context) -> Message:
-    """What the app answers. What it raises stays here: messages of errors may quote rows."""
-    try:
-        answer = call_next(message, context)
-    except Exception:
-        log.exception("the app failed")
-        raise InputError("the app failed at this node", "its log has the reason", "ask whoever runs it") from None
+    """What the app answers, if it is no error."""
+    answer = call_next(message, context)
     if answer.has_error():
         raise InputError("the app answered with an error at this node", "its log has it", "ask whoever runs it")
     return answer

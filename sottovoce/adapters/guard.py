@@ -22,6 +22,7 @@ import logging
 import math
 import secrets
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -72,7 +73,7 @@ Gradients: TypeAlias = Callable[[Model, NDArray[np.int64]], Model]
 
 log = logging.getLogger(__name__)
 
-KEY, LEDGER, EVERYBODY, AT_ONCE = "site.key", "ledger.db", 0, 256
+KEY, LEDGER, FAILURE, EVERYBODY, AT_ONCE = "site.key", "ledger.db", "failure.txt", 0, 256
 
 
 class Guard:
@@ -160,7 +161,7 @@ class Guard:
         try:
             after = {name: np.asarray(part) for name, part in train(_copied(before)).items()}
         except Exception:
-            log.exception("%s: training failed in round %d, and noise alone is sent", self.site, round)
+            self._failed(f"training in round {round}")
             after = before
         if _shapes(before) != _shapes(after):
             odd = [name for name, _ in (_shapes(before).items() ^ _shapes(after).items())]
@@ -246,6 +247,11 @@ class Guard:
             )  # fmt: skip
         return np.concatenate([np.asarray(part, dtype=self.agreement.precision).ravel() for part in update.values()])
 
+    def _failed(self, what: str) -> None:
+        """Say so in the log, and why in a file of the site: frameworks send logs on, and errors quote rows."""
+        write_text(self._folder / FAILURE, traceback.format_exc(), private=True)
+        log.error("%s: %s failed, and counts as nothing: %s says why", self.site, what, self._folder / FAILURE)
+
     def _summed(self, model: Model, trained: Model, gradients: Gradients) -> Gradient:
         """The clipped gradients of a batch, added up and divided by a number that depends on no row."""
         clipping, batches = self._accounted.run.gradients.clipping, self._accounted.run.gradients.batches
@@ -275,7 +281,7 @@ class Guard:
             if len(rows) > 1:
                 halves = np.array_split(rows, 2)
                 return np.concatenate([self._gradients(gradients, model, trained, half) for half in halves])
-            log.exception("%s: the gradient of a record failed, and counts as nothing", self.site)
+            self._failed("the gradient of a record")
             return np.zeros((1, sum(like.size for like in trained.values())))
 
     def _released(self, step: int, given: Model, clipped: Gradient) -> dict[str, NDArray[Any]]:

@@ -4,7 +4,8 @@
 
 What the trainer answers leaves the executor with its update clipped and noisy, also where the site aggregates itself:
 filters of a job never see that update. Metrics, numbers of steps and local models are about rows, so they stay: the
-answer has the model, and the agreed weight in place of a number of steps.
+answer has the model, and the agreed weight in place of a number of steps. What the trainer puts into the context of the
+job, and events that it fires, go no further.
 
 With a server that is all (FedAvg). For swarm learning, `AgreedSwarm` takes the place of `SwarmClientController`, with
 `AgreedMean` as its aggregator: the order of aggregators, the weights and how many sites are in a mean are agreed on,
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
@@ -57,7 +58,7 @@ class GuardedExecutor(Executor):  # type: ignore[misc]
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """The trainer hears of the job's events, as if it were in the job itself."""
-        self.trainer.handle_event(event_type, fl_ctx)
+        self.trainer.handle_event(event_type, _kept_here(fl_ctx))
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Train, and release; other tasks, such as validation, are refused: what they answer is about rows."""
@@ -69,7 +70,7 @@ class GuardedExecutor(Executor):  # type: ignore[misc]
         budget = None if self.epsilon is None else Budget(self.epsilon, self.delta)
 
         def train(before: Model) -> Model:
-            answer = self.trainer.execute(task_name, shareable, fl_ctx, abort_signal)
+            answer = self.trainer.execute(task_name, shareable, _kept_here(fl_ctx), abort_signal)
             if answer.get_return_code(ReturnCode.OK) != ReturnCode.OK:
                 raise Unaccountable(f"the trainer failed in round {round}")
             return _trained(before, answer)
@@ -88,6 +89,29 @@ class GuardedExecutor(Executor):  # type: ignore[misc]
             self.log_exception(fl_ctx, f"training failed in round {round}")
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         return DXO(DataKind.WEIGHTS, noisy, {MetaKey.NUM_STEPS_CURRENT_ROUND: agreed.weight(site)}).to_shareable()
+
+
+class _Silent:
+    """A job's engine without what tells others: events reach components that stream metrics, requests other sites."""
+
+    def __init__(self, engine: object) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("fire", "send", "multicast", "stream")):
+            return lambda *_, **__: None
+        return getattr(self._engine, name)
+
+
+def _kept_here(fl_ctx: FLContext) -> FLContext:
+    """A context for the trainer. Public properties of the job's own go with every message, whoever put them there."""
+    manager = fl_ctx.get_prop(ReservedKey.MANAGER)
+    for key in () if manager is None else (*manager.public_stickers, *manager.private_stickers):
+        fl_ctx.get_prop(key)  # and with that they are in the context itself
+    kept: FLContext = fl_ctx.clone()
+    kept.remove_prop(ReservedKey.MANAGER, force_removal=True)
+    kept.put(ReservedKey.ENGINE, _Silent(fl_ctx.get_engine()), private=True, sticky=False)
+    return kept
 
 
 class AgreedMean(Aggregator):  # type: ignore[misc]

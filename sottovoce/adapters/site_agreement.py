@@ -22,7 +22,7 @@ import json
 import re
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -79,7 +79,9 @@ class SiteAgreement(Section):
 
     name: str = Field(pattern=f"^{NAME}$", max_length=200)
     again: str = Field(default="", max_length=200)
-    sites: list[str] = Field(min_length=2, max_length=1000)
+    sites: list[Annotated[str, Field(pattern=r"^[^/\\.][^/\\]*$", max_length=200)]] = Field(
+        min_length=2, max_length=1000
+    )
     aggregators: str | list[str] = SERVER
     weights: list[float] | None = None
     least: int | None = Field(default=None, ge=1)

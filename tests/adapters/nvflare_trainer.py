@@ -11,6 +11,7 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import make_reply
 from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.abstract.model_persistor import ModelPersistor
+from nvflare.widgets.widget import Widget
 
 from sottovoce.adapters.nvflare import AgreedMean
 from tests.adapters import digit_images
@@ -29,6 +30,9 @@ class Trainer(Executor):
         return digit_images.gradients_of(int(site[-1]) - 1, 3)
 
     def execute(self, task_name, shareable, fl_ctx, abort_signal):
+        fl_ctx.set_prop("loss_of_rows", 0.123, private=False, sticky=True)
+        fl_ctx.set_prop("rows", 17, private=False, sticky=False)
+        self.fire_event("analytix_log_stats", fl_ctx)
         if shareable.get_header("current_round") >= self.until:
             if self.killed:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -42,6 +46,18 @@ class Trainer(Executor):
         if self.as_difference:
             return DXO(DataKind.WEIGHT_DIFF, {name: new[name] - before[name] for name in new}, meta).to_shareable()
         return DXO(DataKind.WEIGHTS, model, meta).to_shareable()
+
+
+class Listener(Widget):
+    """Notes events of metrics, which other widgets send to the server."""
+
+    def __init__(self, folder: str):
+        super().__init__()
+        self.folder = folder
+
+    def handle_event(self, event_type, fl_ctx):
+        if event_type == "analytix_log_stats":
+            (Path(self.folder) / "heard").touch()
 
 
 class Models(ModelPersistor):
@@ -70,7 +86,9 @@ class WatchedMean(AgreedMean):
     def accept(self, shareable, fl_ctx):
         found, me = from_shareable(shareable), fl_ctx.get_identity_name()
         sender = fl_ctx.get_peer_context().get_identity_name()
+        told = fl_ctx.get_peer_context().get_all_public_props()
         line = {
+            "told": sorted({"loss_of_rows", "rows"} & {*told, *fl_ctx.get_all_public_props()}),
             "round": shareable.get_header("current_round"), "at": me, "from": sender, "meta": sorted(found.meta),
             "steps": found.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND), "w": found.data["w"].tolist(),
         }  # fmt: skip

@@ -223,7 +223,26 @@ def test_training_that_fails_sends_noise_alone(agreement, tmp_path, caplog):
         sent = flat(guard.trained(0, update(0.0), fails))
         assert guard._spending.recorded(guard._run_id) == 1
     assert abs(sent.std() / 3.0 - 1) < 5 / np.sqrt(2 * len(sent))
-    assert "row 17" in caplog.text
+    why = tmp_path / "hill" / "failure.txt"
+    assert "row 17" in why.read_text()
+    assert "row 17" not in caplog.text  # frameworks collect logs
+    assert str(why) in caplog.text
+    assert why.stat().st_mode & 0o077 == 0
+
+
+def test_a_folder_has_one_guard_at_a_time_and_one_ledger_for_all_agreements(agreement, tmp_path):
+    first = agreement()
+    with Guard(first, "Hill", tmp_path / "hill", budget=Budget(100.0, 1e-5)) as guard:
+        alone = guard.report.headline.epsilon
+        with pytest.raises(InputError):
+            Guard(first, "Hill", tmp_path / "hill")
+        with pytest.raises(InputError):
+            Guard(first, "Mercy", tmp_path / "hill")
+        for round in range(6):
+            guard.release(round, update(0.0))
+    again = agreement('again = "second"')
+    with pytest.raises(Unaccountable):  # what was spent stays spent, whatever is agreed on anew
+        Guard(again, "Hill", tmp_path / "hill", budget=Budget(1.01 * alone, 1e-5))
 
 
 def test_accuracy_is_that_of_a_simulation(tmp_path):
@@ -301,6 +320,8 @@ def test_nothing_is_said_to_be_compared_that_another_framework_played(agreement,
         (["0", "1", "10", "2"], ["2"]),  # graphs number such nodes by size: another site than 2 would aggregate
         (["1", "2", "3"], ["1"]),  # node:1 is the second site
         (["A", "B,A--C,B--C"], "in turn"),
+        (["../A", "B"], "in turn"),  # folders are called after sites
+        (["/A", "B"], "in turn"),
         (["A", "B", "C"], "coin:7,shares=1:1:5"),  # weights that the mean would not have
         (["A", "B", "C"], ["A", "B,least=1"]),
         (["A", "B", "C"], ["0"]),

@@ -25,7 +25,7 @@ from nvflare.app_common.shareablegenerators.full_model_shareable_generator impor
 from nvflare.app_common.workflows.scatter_and_gather import ScatterAndGather
 from nvflare.job_config.api import FedJob
 from sottovoce.adapters.nvflare import AgreedSwarm, GuardedExecutor
-from tests.adapters.nvflare_trainer import Models, Trainer, WatchedMean
+from tests.adapters.nvflare_trainer import Listener, Models, Trainer, WatchedMean
 
 kind, folder, rounds, until, how = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 agreement = f"{folder}/agreement.toml"
@@ -46,6 +46,7 @@ for number, site in enumerate(("site-1", "site-2", "site-3")):
     epsilon = float(how[5:]) if how.startswith("poor ") and site == "site-3" else None
     guarded = GuardedExecutor(trainer, agreement, f"{folder}/guard", epsilon=epsilon)
     job.to(trainer if bare else guarded, site, tasks=["train"])
+    job.to(Listener(folder), site, id="listener")
     if kind == "swarm":
         job.to(Models(folder), site, id="persistor")
         job.to(FullModelShareableGenerator(), site, id="shareable_generator")
@@ -146,6 +147,7 @@ def test_a_site_without_a_guard_takes_nothing_from_the_others(play):
         update = trained(start(), *rows_of(int(line["from"][-1]) - 1, 3)[0])
         length = np.sqrt(sum((part**2).sum() for part in update.values()))
         clipped = update["w"] if line["from"] == "site-3" else update["w"] * min(1.0, 0.5 / length)
+        assert line["told"] == (["loss_of_rows", "rows"] if line["from"] == "site-3" else [])  # the test can fail
         noise = np.array(line["w"]) - clipped
         assert noise.std() < 1e-6 if line["from"] == "site-3" else 0.5 * 0.02 < noise.std() < 1.6 * 0.02
     for site in SITES[:2]:
@@ -164,6 +166,7 @@ def test_swarm_keeps_to_its_order_and_every_update_has_noise(play):
     for line in lines:
         assert line["steps"] == 1.0
         assert not {"initial_metrics", "INITIAL_METRICS"} & set(line["meta"])
+        assert line["told"] == []  # nor in the properties that go with every message
         if line["round"] == 0:
             update = trained(start(), *rows_of(int(line["from"][-1]) - 1, 3)[0])
             length = np.sqrt(sum((part**2).sum() for part in update.values()))
@@ -172,4 +175,5 @@ def test_swarm_keeps_to_its_order_and_every_update_has_noise(play):
     by_round = [[np.array(line["w"]) for line in lines if line["round"] == round] for round in range(ROUNDS)]
     ends = models_of(folder / "site-2.jsonl")
     assert np.allclose(np.mean(by_round[0], axis=0), ends[0]["w"], atol=1e-6)  # the exact mean
+    assert not (folder / "heard").exists()
     assert (folder / "guard" / "site-1" / LEDGER).exists()
