@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from sottovoce.core.algorithm import Algorithm, Message, State, Weighted, is_own, leaves
 from sottovoce.core.arrays import Plain, Rows, column, is_plain, is_torch, numpy_dtype, to_numpy
 from sottovoce.core.compression import Compression, Identity
-from sottovoce.core.correlation import Correlation
 from sottovoce.core.messages import RoundWatch, value_of
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import NoiseTerm
@@ -279,7 +278,7 @@ class ClassCertificate(RoundWatch):
         """
         assert self._algorithm is not None
         known, found = self._now.facts, Facts.of(self._algorithm, self._now.mixings[0] if mixing is None else mixing)
-        same = _same_correlation(found.correlation, known.correlation)
+        same = found.correlation == known.correlation
         self._check_same(same and _same_terms(found.local_noise, known.local_noise), "has other noise")
         self._check_same(found.settings == known.settings, "has other settings")
 
@@ -393,7 +392,3 @@ def _same_terms(some: Sequence[NoiseTerm], others: Sequence[NoiseTerm]) -> bool:
         )
         for one, other in zip(some, others, strict=True)
     )
-
-
-def _same_correlation(one: Correlation | None, other: Correlation | None) -> bool:
-    return one is other or (one is not None and one == other)
