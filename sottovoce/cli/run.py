@@ -72,7 +72,7 @@ def run(
         data=data, out=out, resume=resume, ledger=_ledger_file(ledger, lineage), trackers=trackers or [],
         baselines=baselines,
     )  # fmt: skip
-    place = place_among_ranks()
+    place = None if shard is not None else place_among_ranks()
     if place is not None or processes > 1:
         refuse_given(
             {"--baselines": baselines}, "baselines are trained in one process", "leave one of them out",

@@ -1,11 +1,13 @@
 """Ranks: which one this process is, and how as many processes of `sotto` as asked for are started on this machine.
 
-torchrun or `sotto` itself names the rank in the environment; ranks that `sotto` has started find each other by a file.
+torchrun, srun or `sotto` itself names the rank in the environment; ranks that `sotto` has started find each other by a
+file.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +23,9 @@ from sottovoce.support.processes import end_with_parent, signals_blocked, signal
 
 LARGEST = 2**31 - 1
 
+FIRST_PORT = 20_000
+"""Jobs of SLURM meet at ports from here on, and below twice that."""
+
 
 class Place(NamedTuple):
     """A rank, counted from 0, and how many there are."""
@@ -31,10 +36,40 @@ class Place(NamedTuple):
 
 def place_among_ranks() -> Place | None:
     """This process's place among the ranks of a run; None where it is alone."""
+    _named_by_srun()
     size = whole_number("WORLD_SIZE", least=1) if "WORLD_SIZE" in os.environ else 1
     if size == 1 or "RANK" not in os.environ:
         return None
     return Place(whole_number("RANK", most=size - 1), size)
+
+
+SRUN = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS"}
+
+
+def _named_by_srun() -> None:
+    """Name the rank as torchrun would, where srun has started it: the script of a job is none of its tasks."""
+    if "RANK" in os.environ or not {*SRUN.values(), "SLURM_STEP_NODELIST"} <= set(os.environ):
+        return
+    for name, theirs in SRUN.items():
+        os.environ[name] = os.environ[theirs]
+    os.environ.setdefault("MASTER_ADDR", first_host(os.environ["SLURM_STEP_NODELIST"]))
+    number = 31 * whole_number("SLURM_JOB_ID") + whole_number("SLURM_STEP_ID")
+    os.environ.setdefault("MASTER_PORT", str(FIRST_PORT + number % FIRST_PORT))
+
+
+def first_host(listed: str) -> str:
+    """The first of the hosts that SLURM lists.
+
+    >>> first_host("gpu-[003-007,12],login1"), first_host("a1,a2"), first_host("rack[2,4]n1")
+    ('gpu-003', 'a1', 'rack2n1')
+    """
+    found = re.match(r"([^,\[\]]+)(?:\[(\w+)[-,\w]*\]([^,\[\]]*))?(?:,|$)", listed)
+    if found is None:
+        raise InputError(
+            f"SLURM_STEP_NODELIST={shortened(listed)!r}", "ranks meet at the first host, which is not clear from this",
+            "set MASTER_ADDR and MASTER_PORT",
+        )  # fmt: skip
+    return "".join(part or "" for part in found.groups())
 
 
 def whole_number(name: str, *, least: int = 0, most: int = LARGEST) -> int:
