@@ -1,19 +1,20 @@
 """What an agreement guarantees to whom, before anybody's rows are there; and a member's run with these figures.
 
-To account for a run takes seconds to minutes, in which neighbours would wait for a member that starts again. So
-`privacy.json` is read where the ledger has its SHA-256 under the hash of the agreement. It is used only if the run that
-is built from the agreement, with the noise that stands there, has the fingerprint that stands there too, and with the
-same versions: what runs is what was accounted for. Otherwise the run is accounted for anew.
+To account for a run takes seconds to minutes, and all members of an agreement have the same figures. So they are kept
+in the user's cache, signed by the user's own key. They are used only if the run that is built from the agreement, with
+the noise that stands there, has the fingerprint that stands there too, and with the same versions: what runs is what
+was accounted for. Otherwise the run is accounted for anew.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
+from pathlib import Path
 
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.noise import NoNoise
@@ -22,19 +23,19 @@ from sottovoce.errors import InputError, Unaccountable
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.link_rules import check_sums
 from sottovoce.learning.tables import Table
-from sottovoce.ledger.database import Database
 from sottovoce.planning.noise_accumulation import noise_in_models
 from sottovoce.privacy.composition import Loss
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.report.wording import headline_sentence
 from sottovoce.run.build import build_accountant
 from sottovoce.run.fingerprint import origin, public_fingerprint, versions
-from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.privacy_report import report_wanted
 from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.training_run import TrainingRun
 from sottovoce.support.config import Document, Experiment
+from sottovoce.support.files import cache_folder, is_signed, make_private_folder, read_bytes, sign, write_text
+from sottovoce.support.text import json_text, parse_json
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,9 @@ def agreed_guarantees(agreement: Agreement) -> AgreedGuarantees:
     if run.algorithm.secure_sum:
         check_sums(run.algorithm, run.topology)
     report = report_wanted(accountant, agreement.experiment)
-    return AgreedGuarantees(report.document(), agreement.names, _noise_in_models(accountant), run)
+    document = report.document()
+    _store(agreement, document, run)
+    return AgreedGuarantees(document, agreement.names, _noise_in_models(accountant), run)
 
 
 def _noise_in_models(accountant: RunAccountant) -> float:
@@ -123,9 +126,6 @@ def _no_noise_meets_the_target(agreement: Agreement, refusal: Unaccountable) -> 
     )
 
 
-ACCOUNTED = "accounted"
-
-
 @dataclass(frozen=True)
 class AccountedRun:
     """A run and its `privacy.json`. `loss_after` says what fewer rounds would cost."""
@@ -136,52 +136,56 @@ class AccountedRun:
 
 
 def account_run(agreement: Agreement, tables: Mapping[str, Table], member: str) -> AccountedRun:
-    """A member's run of an agreement, accounted for here and now."""
-    accountant = build_agreement(agreement, tables)
-    training_run = accountant.training_run
-    report = report_wanted(accountant, agreement.experiment)
-    stated = report.document() | origin(member_settings(agreement, member), training_run)
-    return AccountedRun(training_run, stated, report.loss_after)
+    """A member's run of an agreement, with the figures that this user computed before, for any member, or new ones.
 
-
-def record_account(database: Database, agreement: Agreement, privacy: Document) -> None:
-    """Enter in the ledger what a run was accounted for as, unless that stands there."""
-    digest = _digest(privacy)
-    if _recorded_digest(database, agreement) != digest:
-        with database.transaction():
-            database.add(ACCOUNTED, agreement.hash, {"privacy": digest})
-
-
-def recorded_run(
-    database: Database, files: RunFiles, agreement: Agreement, tables: Mapping[str, Table], member: str
-) -> AccountedRun | None:
-    """A member's run as it was accounted for before; None where that is not known, or was something else.
-
-    What fewer rounds would cost is not known from then: whoever asks waits until the run is accounted for anew.
+    What fewer rounds would cost is not among them: whoever asks waits until the run is accounted for anew.
     """
-    digest = _recorded_digest(database, agreement)
-    try:
-        privacy = None if digest is None else files.document(files.privacy)
-    except InputError:
-        return None
-    if privacy is None or _digest(privacy) != digest or privacy.get("versions") != versions():
-        return None
-    sigma = privacy["sigma"]
-    if sigma is None:
-        return None
-    per_node = tuple(sigma) if isinstance(sigma, list) else sigma
-    experiment = member_settings(agreement, member)
-    training_run = build_accountant(experiment, tables=tables, sigma=per_node).training_run
-    if public_fingerprint(experiment, training_run) != privacy.get("fingerprint"):
-        return None
-    anew = cache(lambda: account_run(agreement, tables, member))
-    return AccountedRun(training_run, privacy, lambda rounds: anew().loss_after(rounds))
+    stored, settings = _stored(agreement), member_settings(agreement)
+    if stored is not None:
+        sigma = stored["sigma"]
+        per_node = tuple(sigma) if isinstance(sigma, list) else sigma
+        run = build_accountant(settings, tables=tables, sigma=per_node).training_run
+        if public_fingerprint(settings, run) == stored["fingerprint"]:
+            anew = cache(lambda: report_wanted(build_agreement(agreement, tables), settings))
+            return AccountedRun(run, _of_member(stored, agreement, run, member), lambda after: anew().loss_after(after))
+    accountant = build_agreement(agreement, tables)
+    report, run = report_wanted(accountant, agreement.experiment), accountant.training_run
+    document = _store(agreement, report.document(), run)
+    return AccountedRun(run, _of_member(document, agreement, run, member), report.loss_after)
 
 
-def _recorded_digest(database: Database, agreement: Agreement) -> str | None:
-    found = database.entries_about(ACCOUNTED, agreement.hash)
-    return str(found[-1].body["privacy"]) if found else None
+def _of_member(document: Document, agreement: Agreement, run: TrainingRun, member: str) -> Document:
+    return document | origin(member_settings(agreement, member), run)
 
 
-def _digest(privacy: Document) -> str:
-    return hashlib.sha256(json.dumps(privacy, sort_keys=True).encode()).hexdigest()
+def account_file(agreement: Agreement) -> Path | None:
+    """Where the figures of an agreement are kept, with this user's signature; None without a home."""
+    place = cache_folder("accounts")
+    return None if place is None else place / f"{agreement.hash}.json"
+
+
+def _stored(agreement: Agreement) -> Document | None:
+    """The figures of an agreement, as these versions computed them; None where they are not known, or not signed."""
+    file = account_file(agreement)
+    with suppress(InputError, ValueError, KeyError, TypeError, AttributeError):
+        if file is not None and file.exists():
+            found = parse_json(read_bytes(file))
+            document: Document = found["privacy"]
+            if is_signed(_signed(agreement, document), found["signature"]) and document["versions"] == versions():
+                return document
+    return None
+
+
+def _store(agreement: Agreement, document: Document, run: TrainingRun) -> Document:
+    """Keep figures with what they are about; it is no harm if they cannot be kept."""
+    document, file = document | origin(member_settings(agreement), run), account_file(agreement)
+    if file is not None:
+        with suppress(OSError, InputError):
+            make_private_folder(file.parent)
+            content = json_text({"privacy": document, "signature": sign(_signed(agreement, document))})
+            write_text(file, content, private=True)
+    return document
+
+
+def _signed(agreement: Agreement, document: Document) -> bytes:
+    return json.dumps([agreement.hash, document], sort_keys=True).encode()

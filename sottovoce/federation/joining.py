@@ -22,13 +22,7 @@ from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.amendments import earlier_agreements
-from sottovoce.federation.guarantees import (
-    AccountedRun,
-    account_run,
-    member_settings,
-    record_account,
-    recorded_run,
-)
+from sottovoce.federation.guarantees import AccountedRun, account_run, member_settings
 from sottovoce.federation.identity import TIME_REMEDY, Identity, load_identity, mask_keys, time_problem
 from sottovoce.federation.journal import Journal
 from sottovoce.federation.link_rules import Earlier, mask_partners
@@ -195,12 +189,10 @@ class _Joining:
         agreement, files, settings, name = part.agreement, self.files, self.settings, identity.member.name
         database, spending = self.database, Spending(self.database)
         with ends_when_stopped():
-            known = agreement, {name: self.table}, name
-            accounted = recorded_run(database, files, *known) or account_run(*known)
+            accounted = account_run(agreement, {name: self.table}, name)
         training_run, privacy = accounted.training_run, accounted.privacy
         keys = _mask_keys(MaskKeys(database, agreement.hash), identity, agreement, training_run.topology, files)
         _reserve(spending, agreement, accounted, self.table, settings)
-        record_account(database, agreement, privacy)
         del accounted  # what was traced takes memory that training may need
         label = None if keys is None else keys.label
         steps = Steps(database, agreement.run, agreement.hash)

@@ -378,6 +378,7 @@ class Links(ABC):
             return []
         if hello is not None:
             self._greeted.add(neighbour)
+            self._disagreeing.discard(neighbour)
             self._versions[neighbour] = hello.version
             wanted = self._outbox.wanted(neighbour, frame.place, hello.receipt)
             answers = [self._message(neighbour, place, sent.payload, sent.digest) for place, sent in wanted]

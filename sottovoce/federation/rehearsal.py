@@ -32,6 +32,7 @@ from pathlib import Path
 from sottovoce.errors import InputError, SottovoceError
 from sottovoce.federation.agreement import AgreedMember, Agreement, parse_agreement
 from sottovoce.federation.assembly import NONCE_BYTES, assemble_agreement
+from sottovoce.federation.guarantees import account_run
 from sottovoce.federation.identity import create_identity, erase_keys
 from sottovoce.federation.member import SUFFIX
 from sottovoce.federation.member_folder import SETTINGS, last_attendance, run_folder, whole_lines
@@ -89,6 +90,7 @@ def rehearse(
     with _keys_thrown_away(folder, names):
         agreement = _rehearsed(document, settings, names, folder)
         write_text(folder / "agreement.toml", agreement.toml())
+        account_run(agreement, {}, agreement.names[0])  # once, for all of them
         _play(folder, tables, lambda: tell(agreement, _progress(folder, agreement)))
     return agreement, _progress(folder, agreement)
 

@@ -244,7 +244,7 @@ class RealMembers:
                 found = Spending(database).lineage(DEFAULT).runs
         except InputError:  # killed before it was made
             found = ()
-        runs = [run for run in found if run.planned.run == self.agreement.hash]
+        runs = [run for run in found if run.planned.run == self.agreement.run]
         return (runs[0].round, compose([runs[0].spent]).epsilon(self.agreement.privacy.delta)) if runs else (0, 0.0)
 
     def check_what_was_seen(self) -> int:
@@ -253,7 +253,7 @@ class RealMembers:
         watched = {name for name, process in self.processes.items() if isinstance(process, Command)}
         for name in self.clinics.names:
             with self.clinics.ledger(name) as database:
-                steps = Steps(database, self.agreement.hash)
+                steps = Steps(database, self.agreement.run)
                 verify(steps)
                 places = {place for receiver, sender, place in seen if name in (receiver, sender)}
                 ledgers[name] = {place: steps.step(place) for place in places}

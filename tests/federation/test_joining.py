@@ -14,20 +14,20 @@ import pytest
 
 from sottovoce import export_model, read_exported_model
 from sottovoce.errors import InputError, PeerLost, Unaccountable
-from sottovoce.federation import guarantees, joining
+from sottovoce.federation import guarantees
 from sottovoce.federation.frames import Reason
-from sottovoce.federation.guarantees import build_agreement
+from sottovoce.federation.guarantees import agreed_guarantees, build_agreement
 from sottovoce.federation.identity import locked_identity
 from sottovoce.federation.links import Links
 from sottovoce.federation.member_folder import BudgetSettings
 from sottovoce.federation.member_run import MemberRun
 from sottovoce.learning.tables import read_table
-from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.payloads import Place
 from sottovoce.ledger.spending import DEFAULT, Spending
 from sottovoce.ledger.steps import Place as LedgerPlace
 from sottovoce.ledger.steps import Steps
 from sottovoce.report.page import read_checked_runs
+from sottovoce.support.files import sign
 from sottovoce.support.npz import read_checked_npz, write_npz
 from tests.cli.test_schemas import fits
 from tests.federation.clinics import QUICK, Clinics
@@ -170,16 +170,16 @@ def test_a_run_that_was_begun_goes_on_only_with_resume(tmp_path, kills):
 def killed_once(clinics, agreement, kills, between=lambda: None):
     """A run in which Hill is killed in round 1, and something happens before it goes on; how often it was accounted."""
     kills.planned.add(("Hill", KEPT, Place(1, 0)))
-    accounted, before = [], guarantees.account_run
+    accounted, before = [], guarantees.report_wanted
 
     def hill():
         with pytest.raises(Killed):
             clinics.join(agreement, "Hill")
         between()
-        accounted_run_patch.setattr(joining, "account_run", lambda *some: accounted.append(1) or before(*some))
+        patched.setattr(guarantees, "report_wanted", lambda *some: accounted.append(1) or before(*some))
         return clinics.join(agreement, "Hill", resume=True)
 
-    with pytest.MonkeyPatch.context() as accounted_run_patch:
+    with pytest.MonkeyPatch.context() as patched:
         results = clinics.run(agreement, {"Hill": hill})
     assert [one for one in results.values() if isinstance(one, BaseException)] == []
     return len(accounted), results
@@ -196,31 +196,36 @@ def test_who_goes_on_does_not_account_for_the_run_again(tmp_path, kills):
     assert files["Hill"].read_text() == files["Mercy"].read_text()
 
 
-@pytest.mark.parametrize("changed", ["edited", "gone", "damaged", "other version"])
-def test_figures_that_are_not_those_of_the_ledger_are_computed_again(tmp_path, kills, changed):
+@pytest.mark.parametrize("changed", ["edited", "gone", "damaged", "other version", "another agreement's"])
+def test_figures_that_this_user_has_not_computed_are_computed_again(tmp_path, kills, changed):
     clinics = Clinics(tmp_path)
-    agreement = clinics.agree(rounds=3)
-    privacy = clinics.run_folder(agreement, "Hill") / "privacy.json"
+    agreed_guarantees(other := clinics.agree(rounds=30))
+    agreement, another = clinics.agree(rounds=3), guarantees.account_file(other)
+    assert another.stat().st_mode & 0o077 == 0
 
     def change():
-        text = privacy.read_text()
-        privacy.unlink()
+        file = guarantees.account_file(agreement)
+        text = file.read_text()
+        file.unlink()
         if changed == "edited":
-            sigma = json.loads(text)["sigma"]
+            sigma = json.loads(text)["privacy"]["sigma"]
             assert text.count(f'"sigma": {sigma!r}') == 1
-            privacy.write_text(text.replace(f'"sigma": {sigma!r}', f'"sigma": {sigma / 2!r}'))
+            file.write_text(text.replace(f'"sigma": {sigma!r}', f'"sigma": {sigma / 2!r}'))
         elif changed == "damaged":
-            privacy.write_text(text[:100])
+            file.write_text(text[:100])
         elif changed == "other version":
-            document = json.loads(text)
+            document = json.loads(text)["privacy"]
             document["versions"]["sottovoce"] = "0.0.1"
-            privacy.write_text(json.dumps(document, indent=1))
-            with open_ledger(tmp_path / "Hill" / "ledger.db") as database:
-                guarantees.record_account(database, agreement, document)
+            signature = sign(guarantees._signed(agreement, document))
+            file.write_text(json.dumps({"privacy": document, "signature": signature}))
+        elif changed == "another agreement's":
+            file.write_text(another.read_text())
 
-    times, _ = killed_once(clinics, agreement, kills, change)
+    times, results = killed_once(clinics, agreement, kills, change)
     assert times == 1
-    assert privacy.read_text() == (clinics.run_folder(agreement, "Mercy") / "privacy.json").read_text()
+    assert len({result["headline"]["epsilon"] for result in results.values()}) == 1
+    folders = [clinics.run_folder(agreement, name) / "privacy.json" for name in clinics.names]
+    assert len({path.read_text() for path in folders}) == 1
 
 
 def test_a_page_that_a_kill_prevented_is_written_by_the_next_join(tmp_path, kills):
