@@ -119,7 +119,7 @@ def rank(what: str, rounds: str) -> None:
         return
     PendingExchange.wait = clocked(PendingExchange.wait)
     with join_ranks(300.0) as ranks:
-        begun = begun.hosted_by(ranks.transport(begun.topology, begun.seed))
+        begun = begun.hosted_by(ranks.transport(begun.topology))
         found = play(begun, int(rounds), ranks.communicator)
         ranks.communicator.gather(torch.zeros(1))
         print(json.dumps(found))

@@ -27,7 +27,7 @@ from scipy import linalg
 
 from sottovoce.attacks.evaluation import check_confidence
 from sottovoce.attacks.received_messages import MakeFeed, need_messages, receive
-from sottovoce.auditing.lower_bound import Audit, audit_one_run, audit_scores, check_delta
+from sottovoce.auditing.lower_bound import Audit, audit_scores, check_delta
 from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.core.release import Gradient
@@ -42,7 +42,7 @@ from sottovoce.tracing.linear_system import LinearSystem
 
 Array = NDArray[np.float64]
 
-CANARIES = ("worst", "equal", "alternating")
+CANARIES = ("worst", "equal")
 DISTINGUISHERS = ("likelihood-ratio", "trained")
 
 ENTRIES = 2e7
@@ -68,8 +68,6 @@ def audit(
     gradient: Gradient | None = None,
     distinguisher: str = "likelihood-ratio",
     repetitions: int = 10_000,
-    one_run: bool = False,
-    guesses: int | None = None,
     delta: float = 1e-5,
     confidence: float = 0.95,
     seed: int = 0,
@@ -78,11 +76,10 @@ def audit(
     """A lower bound on what a view learns about a victim, from runs of the loop with and without a canary.
 
     - `canary`: what the victim's gradient moves by in each round, in units of Delta: the `worst` change for the traced
-      system, `equal` or `alternating` signs, or an array (rounds, or rounds x K) whose rows have norm at most one;
+      system, `equal` ones, or an array (rounds, or rounds x K) whose rows have norm at most one;
     - `gradient`: what nodes do besides, column by column (None: nothing); it may depend on what they received;
     - `distinguisher`: the `likelihood-ratio` of the traced system, which is best if what runs is what was traced and
       streams are fixed; or a linear one `trained` on half of the repetitions, which does not rely on that;
-    - `one_run`: all repetitions are canaries of a single run, each included by a coin toss, with `guesses` about them;
     - `feed`: what draws the noise; to audit a suspect implementation, give one that draws as it does.
     """
     observation = observe(system, parse_view(adversary, labels=system.topology.names), victims=[victim])
@@ -91,16 +88,12 @@ def audit(
         raise Unaccountable(
             f"{system.algorithm.name} scales coordinates differently, and repetitions are coordinates that are alike"
         )
-    _check(observation, repetitions, distinguisher, one_run)
+    _check(observation, repetitions, distinguisher)
     check_confidence(confidence), check_delta(delta)
     white = routes.whitened(observation)
     shape = _canary(white, canary, participation)
     trial = CanaryTrial(observation, shape, gradient or _no_gradient, repetitions, seed, feed)
-    if one_run:
-        coins = np.random.default_rng([seed, 2]).integers(0, 2, repetitions).astype(bool)
-        scores = _scores(trial.once(coins), _likelihood_ratio(white, shape).weights)
-        found = audit_one_run(scores, coins, guesses=guesses, delta=delta, confidence=confidence)
-    elif distinguisher == "trained":
+    if distinguisher == "trained":
         found = _trained(trial, delta, confidence)
     else:
         ratio = _likelihood_ratio(white, shape)
@@ -127,23 +120,23 @@ class CanaryTrial(NamedTuple):
     seed: int
     feed: MakeFeed
 
-    def once(self, coins: NDArray[np.bool_], seed: int | None = None) -> Array:
-        """What was received in one run, R x N x K; a canary is in those repetitions for which the coin says so."""
-        T, K = self.canary_TK.shape
+    def once(self, into: bool, repetitions: int, seed: int) -> Array:
+        """What was received in one run, R x N x K, with or without the canary in all its repetitions."""
+        K = self.canary_TK.shape[1]
         system, victim = self.observation.system, int(self.observation.victims[0])
         own = relative(system.algorithm.sensitivity)
         unit = largest(system.algorithm.sensitivity)
         size = unit if own is None else unit * float(own[victim])
-        added = (coins[None, :, None] * size * self.canary_TK[:, None, :]).reshape(T, -1)
+        added = np.tile(into * size * self.canary_TK, (1, repetitions))
 
         def gradient(round: int, point: Array) -> Array:
             grad = np.array(self.gradient(round, point), dtype=float)
             grad[victim] += added[round]
             return grad
 
-        x0 = np.zeros((system.n, len(coins) * K))
-        rows = receive(self.observation, gradient, x0, seed=self.seed if seed is None else seed, feed=self.feed)
-        return (rows / (system.algorithm.step_size * unit)).reshape(len(rows), len(coins), K)
+        x0 = np.zeros((system.n, repetitions * K))
+        rows = receive(self.observation, gradient, x0, seed=seed, feed=self.feed)
+        return (rows / (system.algorithm.step_size * unit)).reshape(len(rows), repetitions, K)
 
     def parts(self, into: bool) -> Iterator[Array]:
         """All repetitions with, or without, the canary: run after run, each with a seed of its own."""
@@ -153,7 +146,7 @@ class CanaryTrial(NamedTuple):
         sizes = [most] * (self.repetitions // most) + [self.repetitions % most] * (self.repetitions % most > 0)
         seeds = np.random.SeedSequence([self.seed, int(into)]).generate_state(len(sizes), np.uint64)
         for size, seed in zip(sizes, seeds.tolist(), strict=True):
-            yield self.once(np.full(size, into), seed)
+            yield self.once(into, size, seed)
 
 
 def _scores(received_RNK: Array, weights_RK: Array) -> Array:
@@ -180,7 +173,7 @@ def _canary(white: routes.Whitened, canary: str | Array, scheme: str | Participa
         return worst_change(signal_KT.T @ signal_KT, taking)
     rounds = taking.possible(T)[0]
     shape = np.zeros((T, 1))
-    shape[rounds, 0] = (-1.0) ** np.arange(len(rounds)) if canary == "alternating" else 1.0
+    shape[rounds, 0] = 1.0
     return shape
 
 
@@ -242,7 +235,7 @@ def _trained(trial: CanaryTrial, delta: float, confidence: float) -> Audit:
     )
 
 
-def _check(observation: Observation, repetitions: int, distinguisher: str, one_run: bool) -> None:
+def _check(observation: Observation, repetitions: int, distinguisher: str) -> None:
     if not isinstance(repetitions, int | np.integer) or repetitions < 1:
         raise InputError(
             f"{repetitions!r} repetitions", "it must be a whole number, 1 or more", "give 10000, for example"
@@ -251,8 +244,6 @@ def _check(observation: Observation, repetitions: int, distinguisher: str, one_r
         raise InputError(
             f"distinguisher {distinguisher!r}", f"known: {', '.join(DISTINGUISHERS)}", "choose one of them"
         )
-    if one_run and distinguisher == "trained":
-        raise InputError("a trained distinguisher in one run", "it learns from other runs", "use likelihood-ratio")
     rows = observation.rows
     columns = observation.gradient_rounds + sum(len(step.noise_columns) for step in observation.steps)
     if rows * columns > ENTRIES:

@@ -56,7 +56,7 @@ OF_RUNS = {"runs", "view", "delta", "data", "code", "yes", "as_json"}
 """What can be asked of runs, which have settings of their own; of one run and one view, `and_final_models` as well."""
 
 NOT_OF_PAIRS = {
-    "kind", "optimised", "published", "view", "and_final_models", "convex", "victim", "within", "records",
+    "kind", "optimised", "published", "view", "and_final_models", "convex", "victim", "records",
 }  # fmt: skip
 """What cannot be asked of all pairs."""
 

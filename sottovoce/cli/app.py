@@ -192,7 +192,7 @@ def explained(error: BaseException) -> tuple[str, int]:
         path = "the system" if error.filename is None else os.fsdecode(error.filename)
         return explained(file_error(path, error, "it is read or written here", "check the path"))
     if isinstance(error, MemoryError):
-        return "not enough memory for this size; take fewer rounds, a smaller graph, one --victim or --within 1", 1
+        return "not enough memory for this size; take fewer rounds, a smaller graph, or one --victim", 1
     if isinstance(error, Exception):
         return f"unexpected {type(error).__name__}: {error}; --verbose before the command shows where", 1
     return processes.STOPPED, TERMINATED if isinstance(error, Terminated) else STOPPED

@@ -215,9 +215,6 @@ class Setting(Asked):
         ),
     ] = "dp-d-sgd"
     victim: Annotated[list[str] | None, Option(help="Only about this node; may be repeated.")] = None
-    within: Annotated[
-        int | None, Option(min=1, help="Only about nodes at most this many hops from those of the view.")
-    ] = None
     secure_sum: Annotated[bool, Option("--secure-sum", help="Receivers learn only sums of what they receive.")] = False
     seed: Annotated[int, Option(min=0, help="Seed for random topologies.")] = 0
     chebyshev: Annotated[bool, Option("--chebyshev", help="muffliato: accelerated gossip.")] = False
@@ -346,19 +343,7 @@ class Setting(Asked):
         """Only these nodes; None for all."""
         from sottovoce.privacy.views import node_number
 
-        named = {node_number(name, self.labels) for name in self.victim or ()}
-        near = set() if self.within is None else set(self._neighbourhood(self.within))
-        return None if self.victim is None and self.within is None else sorted(named | near)
-
-    def _neighbourhood(self, hops: int) -> list[int]:
-        """The nodes whose messages can reach a member of the view in so many hops, without the members."""
-        net, members = self.topology, self.adversary.members
-        if not members or net.graph is None:
-            raise InputError(
-                f"--within {hops} with --view {self.view}", "it is about nodes near those of a view",
-                "name a node of the graph, such as --view node:0",
-            )  # fmt: skip
-        return net.graph.reaching(members, hops)
+        return None if self.victim is None else sorted({node_number(name, self.labels) for name in self.victim})
 
     @property
     def labels(self) -> list[str] | None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from sottovoce.core import arrays
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.local_rules import PLAIN, LocalRule
@@ -229,7 +228,7 @@ class Gossip:
         return state.x
 
     def local(self, state: State, grad: Rows, noise: Rows | float) -> State:
-        return Model(arrays.minus_scaled(state.x, self.step_size, with_noise(grad, noise)))
+        return Model(state.x - self.step_size * with_noise(grad, noise))
 
     def message(self, state: State) -> Message:
         return state.x

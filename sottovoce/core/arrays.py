@@ -18,7 +18,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from sottovoce.errors import InputError
-from sottovoce.support.threads import chunks, for_each, workers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,9 +45,6 @@ SMALL = 64
 
 IN_CACHE = 1 << 18
 """So many numbers of each array are in use at once, where several passes are made over them."""
-
-COLUMNS = 1 << 10
-"""Products take at least so many columns at once."""
 
 
 class Rows(Protocol):
@@ -101,9 +97,6 @@ class StructuredRows(Rows, Protocol):
     def doubled(self) -> Rows:
         """The same rows in float64."""
 
-    def minus_scaled(self, factor: float, others: Rows) -> Rows:
-        """`self - factor * others`."""
-
     def where(self, chosen_N: NDArray[np.bool_], others: Rows) -> Rows:
         """These rows for the nodes that are chosen, others for the rest."""
 
@@ -127,38 +120,6 @@ def convert(values: Plain, like: Rows) -> Rows:
     if isinstance(like, np.ndarray):
         return values.astype(like.dtype, copy=False)
     return structured(like).converted(values)
-
-
-def minus_scaled(rows: Rows, factor: float, others: Rows) -> Rows:
-    """`rows - factor * others`, with the same bits, without memory for the product."""
-    if not is_plain(rows):
-        return structured(rows).minus_scaled(factor, others)
-    if not is_torch(rows) or not is_torch(others) or rows.dtype != others.dtype or rows.shape != others.shape:
-        return rows - factor * others
-    torch, found = sys.modules["torch"], rows.new_empty(rows.shape)
-
-    def act(some: slice) -> None:
-        torch.mul(others[some], factor, out=found[some])
-        torch.sub(rows[some], found[some], out=found[some])
-
-    for_each(act, chunks(len(rows), IN_CACHE // max(1, rows.shape[1])))
-    return found
-
-
-def product(matrix: Operator, rows: Rows) -> Rows:
-    """`matrix @ rows`, with the same bits; columns are divided among threads.
-
-    MKL ignores what is in memory that it writes to; other libraries may not.
-    """
-    if not is_torch(rows) or rows.device.type != "cpu" or not sys.modules["torch"].backends.mkl.is_available():
-        return matrix @ rows
-    torch, found = sys.modules["torch"], rows.new_empty((cast("Tensor", matrix).shape[0], rows.shape[1]))
-
-    def act(some: slice) -> None:
-        torch.addmm(found[:, some], matrix, rows[:, some], beta=0, out=found[:, some])
-
-    for_each(act, chunks(rows.shape[1], COLUMNS * -(-rows.shape[1] // (COLUMNS * workers()))))
-    return found
 
 
 def add_(rows: Rows, factor: float, others: Rows) -> None:

@@ -87,7 +87,7 @@ class Mixing:
         key = (type(rows).__name__, str(rows.dtype), str(getattr(rows, "device", "cpu")))
         if key not in self._operators:
             self._operators[key] = arrays.operator(self.weights, rows)
-        return arrays.product(self._operators[key], rows)
+        return self._operators[key] @ rows
 
     @property
     def n(self) -> int:

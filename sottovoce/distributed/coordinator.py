@@ -46,7 +46,7 @@ class Coordinator:
         """What `act` returns at this rank; if it raises at any rank, all raise."""
         return act()
 
-    def transport(self, topology: Topology, seed: int, *, keep_received: bool = False) -> Transport:
+    def transport(self, topology: Topology, *, keep_received: bool = False) -> Transport:
         """Place the nodes, and connect this process with the others; refuses more processes than nodes.
 
         With `keep_received` messages that arrive from other processes stay at hand for a recording.

@@ -2,7 +2,7 @@
 
 `torchrun -m sottovoce run FILE.toml` starts the ranks, whose environment says how to find each other; `sotto run
 --processes` does the same on one machine. Before the first round they compare versions and settings, and whatever one
-of them refuses, all refuse: rank 0 reports it. Then each hosts a block of nodes (placement.py) and exchanges messages
+of them refuses, all refuse: rank 0 reports it. Then each hosts a block of nodes and exchanges messages
 with the others by torch.distributed: gloo for tensors on processors, NCCL for tensors on GPUs.
 """
 
@@ -140,7 +140,7 @@ class Ranks(Coordinator):
                 raise own_error
         return own
 
-    def transport(self, topology: Topology, seed: int, *, keep_received: bool = False) -> RankTransport:
+    def transport(self, topology: Topology, *, keep_received: bool = False) -> RankTransport:
         """As many nodes at each rank as at every other."""
         return RankTransport(NodeShard(place_nodes(topology.n, self.size), self.rank), self.communicator, keep_received)
 

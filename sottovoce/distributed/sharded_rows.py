@@ -97,7 +97,7 @@ class ExchangePlan:
         if rows.dtype not in self._operators:
             weights = sparse.csr_array(self.mixing.weights[self.shard.nodes][:, self.held[self._order]])
             self._operators[rows.dtype] = arrays.operator(weights, rows)
-        return as_tensor(arrays.product(self._operators[rows.dtype], rows[self._order] if len(self.away) else rows))
+        return as_tensor(self._operators[rows.dtype] @ (rows[self._order] if len(self.away) else rows))
 
     def clipped(self, rows: Tensor, radius: float) -> Tensor:
         """The same where no row moves a node here further than `radius` from its own."""
@@ -200,10 +200,6 @@ class ShardedRows:
     def doubled(self) -> ShardedRows:
         """The same rows in float64."""
         return ShardedRows(self.shard, self.rows.double(), self.away)
-
-    def minus_scaled(self, factor: float, others: Rows) -> ShardedRows:
-        """`self - factor * others`; rows of nodes elsewhere are known if those of both are."""
-        return self._with(others, lambda mine, theirs: as_tensor(arrays.minus_scaled(mine, factor, theirs)))
 
     def where(self, chosen_N: NDArray[np.bool_], others: Rows) -> ShardedRows:
         """The rows here; those of nodes elsewhere, where both are known."""

@@ -102,7 +102,7 @@ def check_policy_cost(system: LinearSystem, victims: int, scheme: Participation,
         seconds=PASSES[policy] * _weights(system, victims, scheme) / WEIGHTS,
     )
     less = (
-        "ask for other kinds, as with --kind any-training, about fewer nodes, as with --within 1, or take fewer rounds"
+        "ask for other kinds, as with --kind any-training, about fewer nodes, as with --victim 1, or take fewer rounds"
     )
     check_cost(f"convex-training for {victims:,} victims over {system.rounds:,} rounds", cost, less)
 

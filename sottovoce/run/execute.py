@@ -260,7 +260,7 @@ def _begin(
     digest = each(lambda: fingerprint(experiment, training_run))
     coordinator.require_equal({"data, graph or noise": digest})
     recorder = each(lambda: Recorder(training_run, experiment.record, files.messages))
-    transport = coordinator.transport(training_run.topology, training_run.seed, keep_received=recorder.is_active)
+    transport = coordinator.transport(training_run.topology, keep_received=recorder.is_active)
     if isinstance(training_run.transport, WithLiars):
         if coordinator.size > 1:
             raise InputError("liars in several processes", "they are simulated in one", "leave out --processes")

@@ -112,10 +112,6 @@ class LinearRows:
         """Linear forms have one precision."""
         return self
 
-    def minus_scaled(self, factor: float, others: Rows) -> Rows:
-        """Coefficient by coefficient."""
-        return self - factor * others
-
     def where(self, chosen_N: NDArray[np.bool_], others: Rows) -> LinearRows:
         """Coefficients are finite, so that the product with zero is a choice."""
         return self * chosen_N[:, None] + others * ~chosen_N[:, None]

@@ -45,17 +45,6 @@ def test_the_answer_says_which_absorption_policy_was_used(sotto, monkeypatch):
     assert json.loads(sotto(LINE, "--kind", "any-training", "--json")[1])["absorption_policy"] is None
 
 
-def test_the_neighbourhood_of_a_node(sotto):
-    line = "account --graph ring:9 --rounds 3 --view node:0 --within 2 --json"
-    found = json.loads(sotto(line, "--victim", "4", "--victim", "2")[1])["guarantees"]
-    assert {guarantee["victim"] for guarantee in found} == {1, 2, 4, 7, 8}
-    alone = json.loads(sotto(line.replace("--within 2", "--victim 7"))[1])["guarantees"]
-    assert [one for one in found if one["victim"] == 7] == alone
-    code, out, err = sotto("account --graph ring:9 --rounds 3 --within 2")
-    assert (code, out) == (2, "")
-    assert "--view node:0" in err
-
-
 def test_pairs_are_not_stored_under_a_name_of_another_format(sotto, tmp_path):
     code, _, err = sotto("account --graph ring:5 --rounds 3 --all-pairs", "--out", str(tmp_path / "p.csv"))
     assert code == 2

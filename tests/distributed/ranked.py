@@ -55,7 +55,7 @@ def hosted_rounds(ranks, name):
     """The transport of this rank, and the rounds of a case as it plays them."""
     case = hosted_cases()[name]
     net, x0 = case.topology, start(case)
-    transport = ranks.transport(net, 0)
+    transport = ranks.transport(net)
     compressed = case.algorithm.compression.name != "identity"
     rows = transport.start(lambda nodes: x0[torch.from_numpy(nodes)], net.at(0) if compressed else None)
     everyone = task(net.n)
@@ -135,7 +135,7 @@ def stopped(ranks, tricks):
         exchanges = []
         ranks.communicator.exchange = lambda *given, noted=exchanges: (noted.append(1), exchange(*given))[1]
         built = RankedCheat(name="cheat", noise=Independent(0.5), step_size=0.3, trick=trick)
-        transport = ranks.transport(net, 0)
+        transport = ranks.transport(net)
         watch = Certificate(trace_all_maps(built, net, rounds=ROUNDS), "cheat", transport.nodes, transport.local)
 
         def gradient(round, points, here=transport.nodes):
@@ -162,7 +162,7 @@ def stopped(ranks, tricks):
 
 def held_data(ranks, wanted):
     training_run = build_run(parse_experiment(wanted))
-    mine = training_run.hosted_by(ranks.transport(training_run.topology, training_run.seed))
+    mine = training_run.hosted_by(ranks.transport(training_run.topology))
     whole = "inputs" in vars(training_run.task) or "inputs" in vars(training_run.task.dataset)
     rows = [mine.task.inputs[mine.task.shards.indices[node]].numpy() for node in mine.transport.nodes]
     return mine.transport.nodes, rows, len(mine.task.inputs), whole
