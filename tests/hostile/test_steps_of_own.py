@@ -78,6 +78,38 @@ def test_a_gradient_that_only_a_later_step_sends_counts_under_compression():
         assert found.mu >= (1 - 1e-9) / 3
 
 
+class Turn(NamedTuple):
+    x: Rows
+    turn: int
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class InTheSecondRound(Gossip):
+    """Leaves noise out in a round that begins as it does where rounds gossip twice, and not where they gossip once."""
+
+    gossip_steps: int = 2
+
+    def init(self, x0):
+        return Turn(x0, 0, 0)
+
+    def local(self, state, grad, noise):
+        added = 0 * noise if state.round and not state.turn else noise
+        return Turn(state.x - self.step_size * (grad + added), state.turn, state.round + 1)
+
+    def message(self, state):
+        return state.x
+
+    def absorb(self, state, mixed):
+        return Turn(mixed, 1 - state.turn, state.round)
+
+
+@pytest.mark.parametrize("compression", ["identity", "rand:0.5"])
+def test_own_algorithms_are_traced_with_all_their_gossip_steps(compression):
+    built = InTheSecondRound(name="second", noise=Independent(3.0), compression=parse_compression(compression))
+    assert account(trace_possible(built, metropolis("ring:6"), rounds=2)).mu == math.inf
+
+
 @dataclass(frozen=True, kw_only=True)
 class Listening(Gossip):
     """Node 2 sends zeros."""

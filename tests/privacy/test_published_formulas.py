@@ -12,6 +12,7 @@ from sottovoce import (
     Graph,
     InputError,
     Unaccountable,
+    account,
     algorithm,
     fresh_erdos_renyi,
     max_degree,
@@ -20,6 +21,7 @@ from sottovoce import (
     trace,
     uniform,
     views,
+    weigh,
 )
 from sottovoce.core.participation import parse_participation
 from sottovoce.privacy import published_formulas
@@ -500,6 +502,17 @@ def test_guarantees_are_marked_as_published_and_never_proven():
             assert guarantee.rdp(3.0) == pytest.approx(3 * square / 2)
             assert below == any(one.kind is AssumptionKind.BELOW_EXACT_LOSS for one in guarantee.assumptions)
     assert found["local bound"].guarantees[0].mu == pytest.approx(math.sqrt(5 / 4))
+
+
+def test_formulas_are_asked_for_by_their_kind():
+    known = trace(algorithm("muffliato", sigma=1.0), metropolis("ring:5"), rounds=3)
+    unknown = trace(algorithm("swarm", sigma=1.0), weigh("complete:4", "rotating"), rounds=3)
+    found = account(known, "node:0", kinds=["as-published"])
+    assert {one.kind for one in found.guarantees} == {"as-published"}
+    assert not found.refusals
+    nothing = account(unknown, "node:0", kinds=["as-published"])
+    assert not nothing.guarantees
+    assert len(nothing.refusals) == 1
 
 
 def test_what_is_at_its_exact_value_is_not_called_below():
