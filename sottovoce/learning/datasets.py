@@ -418,12 +418,32 @@ def find_dataset(name: str, folder: Path | None) -> Dataset:
     declared = inspect.signature(found.value).parameters.values()
     takes_folder = any(one.default is inspect.Parameter.empty for one in declared)
     made = call_own_code(found.value, name, (folder_of(folder),) if takes_folder else (), {})
+    if hasattr(made, "__getitem__") and hasattr(made, "__len__") and not isinstance(made, Mapping | str | tuple):
+        made = _of_pairs(made, name)
     if not isinstance(made, Dataset):
         raise InputError(
-            f"data set {name!r} returns a {type(made).__name__}", "it must return a Dataset", "return from_arrays(...)"
-        )
+            f"data set {name!r} returns a {type(made).__name__}",
+            "it must return a Dataset, or one of torch or Hugging Face", "return from_arrays(...)",
+        )  # fmt: skip
     bound = made.examples.norm_bound
     return made if bound is None else replace(made, examples=made.examples.clipped(bound))
+
+
+def _of_pairs(given: Any, name: str) -> Dataset:
+    """A data set of torch, or of Hugging Face: pairs of inputs and target, or rows of two columns, the target last."""
+    rows: Any = call_own_code(lambda: [given[at] for at in range(len(given))], name, (), {})
+    pairs = [tuple(row.values()) if isinstance(row, Mapping) else row for row in rows]
+    if not pairs or not all(isinstance(row, Sequence) and len(row) == 2 for row in pairs):
+        raise InputError(
+            f"data set {name!r}: {len(pairs)} rows", "each row is a pair: its inputs, and what they are to give",
+            "select two columns, or return from_arrays(...)",
+        )  # fmt: skip
+    if len(shapes := {np.shape(inputs) for inputs, _ in pairs}) > 1:
+        raise InputError(
+            f"data set {name!r}: inputs of shapes {few([*map(str, shapes)])}", "inputs are alike", "crop or pad them"
+        )
+    inputs, targets = (np.stack([np.asarray(one) for one in part]) for part in zip(*pairs, strict=True))
+    return from_arrays(inputs, targets, name=name.rpartition(":")[2])
 
 
 def dataset_code(name: str) -> str | None:

@@ -286,3 +286,55 @@ def test_a_run_with_other_factors_than_were_traced_ends(written, sotto):
     code, _, err = sotto("", "run", "written/mine.toml", *QUICK)
     assert code != 0
     assert "than was traced" in err
+
+
+OTHERS = """
+import torch
+
+class Rows:
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, at):
+        return self.rows[at]
+
+POINTS = torch.arange(60.0).view(20, 3)
+
+def of_torch():
+    return torch.utils.data.TensorDataset(POINTS, torch.arange(20) % 2)
+
+def of_columns():
+    return Rows([{"points": row.tolist(), "label": at % 2} for at, row in enumerate(POINTS)])
+
+def of_three():
+    return Rows([(1, 2, 3)])
+
+def ragged():
+    return Rows([([1.0], 0), ([1.0, 2.0], 1)])
+
+def broken():
+    return Rows({0: 1, 2: 3})
+
+def nothing():
+    return {}
+"""
+
+
+@pytest.mark.parametrize("name", ["of_torch", "of_columns"])
+def test_data_sets_of_torch_and_of_columns_are_taken_by_name(name, tmp_path):
+    (tmp_path / "others.py").write_text(OTHERS)
+    with code_from(tmp_path):
+        found = find_dataset(f"others.py:{name}", None)
+    assert (len(found.examples) + len(found.test_inputs), found.classes, found.shape) == (20, ("0", "1"), (3,))
+    for inputs, target in zip(found.inputs, found.targets, strict=True):
+        assert target == int(inputs[0] / 3) % 2, "rows keep their targets"
+
+
+@pytest.mark.parametrize("name", ["of_three", "ragged", "broken", "nothing"])
+def test_other_things_are_no_data_sets(name, tmp_path):
+    (tmp_path / "others.py").write_text(OTHERS)
+    with code_from(tmp_path), pytest.raises(InputError, match=name):
+        find_dataset(f"others.py:{name}", None)
