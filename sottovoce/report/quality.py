@@ -38,12 +38,12 @@ ALONE_AT_A_MEMBER = (
 OF_MODEL, OF_NOISE = "How good is the model?", "What did the noise cost?"
 
 
-def figure_text(value: float | None, interval: Interval) -> str:
+def figure_text(value: float | None, interval: Interval, digits: int = 3) -> str:
     """A figure with its interval."""
     if value is None:
         return "- (no rows to say)"
-    between = "too few rows to say how surely" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"
-    return f"{value:.3f} ({between})"
+    ends = None if interval is None else [f"{end:.{digits}f}" for end in interval]
+    return f"{value:.{digits}f} ({'too few rows to say how surely' if ends is None else ' to '.join(ends)})"
 
 
 def _named(found: Leading) -> str:
@@ -107,7 +107,8 @@ def own_decision(scores: Document | None) -> Document | None:
 
 
 def _decision_texts(one: Document) -> list[str]:
-    return [_told(one, name.lower().replace(" ", "_")) for name in DECISIONS]
+    keys = (name.lower().replace(" ", "_") for name in DECISIONS)
+    return [figure_text(one[key], one["intervals"][key], 1 if key == "alerts_per_100" else 3) for key in keys]
 
 
 def decision_table(scores: Document | None) -> list[list[str]]:
@@ -272,7 +273,7 @@ def _of_use(scores: Document) -> list[str]:
     alerts, _, _, right, spared, benefit = _decision_texts(one)
     positive, other = _positive(scores), scores["by_class"][0]["class"]
     found = [
-        f"It names {positive} where the probability is above {one['threshold']:g}: of 100 records {alerts}. Of those "
+        f"It names {positive} where the probability is above {one['threshold']:g}: {alerts} of 100 records. Of those "
         f"named, {right} are {positive}; of the others, {spared} are {other}."
     ]
     ends = [one["intervals"][name] for name in ("net_benefit", "more_than_all")]

@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import statistics
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -346,12 +347,22 @@ def test_about_stands_on_top(tmp_path):
     assert questions(page["runs"][0])["Whom can I ask?"] == "office@example.org"
 
 
+def words_of_pages(pdf: bytes) -> list[int]:
+    """How often each page of a file of Chromium shows some text."""
+    parts = dict(re.findall(rb"(\d+) 0 obj\n(.*?)\nendobj", pdf, flags=re.DOTALL))
+    pages = [part for part in parts.values() if re.search(rb"/Type /Page\s", part)]
+    content = [parts[re.search(rb"/Contents (\d+) 0 R", page)[1]] for page in pages]
+    texts = [zlib.decompress(one[one.index(b"stream\n") + 7 : one.rindex(b"\nendstream")]) for one in content]
+    return [len(re.findall(rb"T[jJ]\b", text)) for text in texts]
+
+
 def test_a_report_can_be_printed(sotto, runs, chromium, tmp_path):
     code, out, err = sotto(f"report {runs('convex')} --out {tmp_path / 'page.html'} --pdf --json")
     assert (code, err) == (0, "")
     printed = Path(json.loads(out)["pdf"])
     assert printed == tmp_path / "page.pdf"
     assert printed.read_bytes().startswith(b"%PDF")
+    assert all(words > 40 for words in words_of_pages(printed.read_bytes())), "no page is empty"
     pages = re.findall(rb"/MediaBox ?\[0 0 ([\d.]+) ([\d.]+)\]", printed.read_bytes())
     assert {(round(float(wide)), round(float(high))) for wide, high in pages} == {(595, 842)}
 

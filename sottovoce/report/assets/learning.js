@@ -121,7 +121,7 @@ function drawDecisions() {
     x: { title: "threshold on the probability", range: [0, 1] },
     y: { title: "net benefit", range: [floor, most] },
     legend: [ownLine(colour, "solid", modelName(chosenSeries())), ownLine(grey, "dash", "alerting all"), ownLine(grey, "dot", "alerting nobody")],
-    caption: "The model is of use at thresholds at which its line is above both others. The band has 95 % intervals.",
+    caption: "The model is of use where its line is above both others, and surely where the band (95 % intervals) is, too.",
     notes: ["Net benefit: the share rightly alerted, less that of false alerts times t / (1 - t)."],
     numbers: inWords(words),
   });
