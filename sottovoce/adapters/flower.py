@@ -61,12 +61,11 @@ def sottovoce_mod(
                     noisy = guard.stepped(round, before, records(site))
                 else:
                     noisy = guard.trained(round, before, lambda _: _model(_answered(call_next, message, context))[1])
-        except SottovoceError as refusal:
-            log.error("nothing is sent: %s", refusal)
-            said = (
-                str(refusal) if isinstance(refusal, Unaccountable) else "nothing is sent: the log of the site says why"
-            )
-            return Message(Error(REFUSED, said), reply_to=message)
+        except Unaccountable as refusal:
+            return Message(Error(REFUSED, str(refusal)), reply_to=message)
+        except Exception as error:  # what it says may quote rows, or say where files are
+            log.error("nothing is sent: %s", error if isinstance(error, SottovoceError) else type(error).__name__)
+            return Message(Error(REFUSED, "nothing is sent; the log of this node says why"), reply_to=message)
         record = ArrayRecord({name: Array(noisy[name]) for name in given})
         return Message(RecordDict({key: record, "metrics": own}), reply_to=message)
 
