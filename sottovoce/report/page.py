@@ -114,7 +114,7 @@ def _text_of(run: Document) -> str:
     said = [f"<h3>{shown(what)}</h3>" + "".join(f"<p>{shown(line)}</p>" for line in lines) for what, lines in answers]
     columns = ("adversary", "protects", "epsilon", "kind", "models")
     rows = [[str(promise[column]) for column in columns] for promise in run["promises"]]
-    quality = [("Thresholds", run["quality"]["decision_table"]), ("Calibration", run["quality"]["calibration_table"])]
+    quality = [("Thresholds", run["held_out"]["decision_table"]), ("Calibration", run["held_out"]["calibration_table"])]
     tables = [("Guarantees", [columns, *rows]), *quality, ("What was trained", run["facts"])]
     for heading, lines in filter(lambda one: one[1], tables):
         cells = ("".join(f"<td>{shown(cell)}</td>" for cell in line) for line in lines)

@@ -91,8 +91,8 @@ def quality_rows(scores: Document | None) -> dict[str, str]:
     if (own := own_decision(scores)) is not None:
         found["decided for"] = f"{_positive(scores)} above a probability of {own['threshold']:g}"
         told = dict(zip(DECISIONS, _decision_texts(own), strict=True))
-        found |= {name: told[name] for name in ("alerts per 100", "PPV", "NPV")}
-        found["net benefit"] = f"{told['net benefit']}; alerting all has {own['treat_all']:.3f}, nobody 0"
+        found |= {f"held-out {name}": told[name] for name in ("alerts per 100", "PPV", "NPV")}
+        found["held-out net benefit"] = f"{told['net benefit']}; alerting all has {own['treat_all']:.3f}, nobody 0"
     return found
 
 

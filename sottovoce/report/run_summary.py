@@ -99,7 +99,7 @@ def run_summary(run: RunDocuments, *, pairs: bool = True, without_noise: RunDocu
         "certificate": privacy.certificate,
         "not_covered": not_covered(privacy, of_member=run.member is not None),
         "over_rounds": [{"round": one.round, "epsilon": rounded(one.epsilon)} for one in privacy.over_rounds],
-        "quality": _quality(run.result.get("held_out")),
+        "held_out": _quality(run.result.get("held_out")),
         "graph": graph,
         "leaks": pairwise_leakage(privacy, n) if pairs else None,
         "attacks": {

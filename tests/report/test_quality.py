@@ -105,9 +105,9 @@ def test_a_public_threshold_decides_everywhere(sotto, ward, opened):
     assert own["ppv"] == pytest.approx(right / (right + wrong))
     assert result["metrics"]["accuracy"]["average"] == pytest.approx(scores["accuracy"]), "lines of metrics too"
     ppv = f"{own['ppv']:.3f}"
-    assert next(line for line in out.splitlines() if line.startswith("PPV")).split()[1] == ppv
+    assert next(line for line in out.splitlines() if line.startswith("held-out PPV")).split()[2] == ppv
     (run,) = inside(ward / "runs/ward/report.html")["runs"]
-    assert run["quality"]["decisions"] == scores["decisions"]
+    assert run["held_out"]["decisions"] == scores["decisions"]
     assert f"{ppv} (" in questions(run)[OF_MODEL]
     drawn = opened(ward / "runs/ward/report.html").locator("#decisions tbody tr")
     assert drawn.count() == len(scores["decisions"])

@@ -102,7 +102,7 @@ const ownLine = (colour, dash, text) => key(stroke(colour, 3, DASHES[dash]), tex
 
 // Who acts above a threshold says how many false alerts a missed case is worth: what that comes to, of all records.
 function drawDecisions() {
-  const { decisions, threshold, decision_table: words } = run().quality;
+  const { decisions, threshold, decision_table: words } = run().held_out;
   at("decisions").hidden = !decisions;
   if (!decisions) return;
   const sure = decisions.filter((one) => one.intervals.net_benefit), ends = (i) => sure.map((one) => one.intervals.net_benefit[i]);
@@ -128,7 +128,7 @@ function drawDecisions() {
 }
 
 function drawCalibration() {
-  const { calibration: bins, calibration_table: words } = run().quality;
+  const { calibration: bins, calibration_table: words } = run().held_out;
   at("calibration").hidden = !bins;
   if (!bins) return;
   const colour = chosenSeries().colour, ends = bins.flatMap((one) => [one.predicted, one.found, ...(one.interval ?? [])]);
