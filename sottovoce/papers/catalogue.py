@@ -9,9 +9,10 @@ True
 from __future__ import annotations
 
 import re
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -24,6 +25,9 @@ ABOUT_PAPER = "paper"
 
 Place: TypeAlias = float | Literal["first", "last", "mean", "least", "most"]
 
+Interval: TypeAlias = Annotated[list[float], Field(min_length=2, max_length=2)]
+"""From where to where a number lies."""
+
 
 class Paper(Section):
     """A paper, the version that its figures are of, and what is known of later ones."""
@@ -34,12 +38,24 @@ class Paper(Section):
     later: str = ""
 
 
+ROUNDED = 0.01
+"""What is found again may differ by this share."""
+
+
+class Verdict(StrEnum):
+    """What becomes of a claim."""
+
+    HOLDS = "holds"
+    OPEN = "cannot be decided"
+    FAILS = "does not hold"
+
+
 class Claim(Section):
     """What a paper says of a figure, as a number between two ends.
 
     The number is the value of a `line` `at` one place of the x axis, in the mean over it, or at an end of its band; or
-    its ratio to that of the line `than`, at the same or another place. `found` is what reduced settings gave here, give
-    or take the share `within` of it.
+    its ratio to that of the line `than`, at the same or another place. `found` is the interval of it at reduced
+    settings: at 95 % over seeds; of what is exact both ends are the number.
     """
 
     says: str
@@ -47,22 +63,19 @@ class Claim(Section):
     than: str | None = None
     at: Place = "last"
     than_at: Place | None = None
-    between: list[float] = Field(min_length=2, max_length=2)
-    found: float
-    within: float = 0.02
+    between: Interval
+    found: Interval
 
-    @property
-    def held(self) -> bool:
-        """Whether what was found here is as the paper says."""
-        return self.holds(self.found)
+    def verdict(self, interval: Interval) -> Verdict:
+        """It holds if all of an interval is as the paper says, and fails if none of it is, or it is no number."""
+        (least, most), (low, high) = self.between, interval
+        if least <= low and high <= most:
+            return Verdict.HOLDS
+        return Verdict.OPEN if low <= most and least <= high else Verdict.FAILS
 
-    def holds(self, value: float) -> bool:
-        """Whether a value is as the paper says."""
-        return self.between[0] <= value <= self.between[1]
-
-    def repeats(self, value: float) -> bool:
-        """Whether a value is the one that was found before, within its error."""
-        return abs(value - self.found) <= self.within * abs(self.found)
+    def repeats(self, interval: Interval) -> bool:
+        """Whether an interval meets the one that was found before, which may have been rounded."""
+        return interval[0] <= self.found[1] * (1 + ROUNDED) and self.found[0] * (1 - ROUNDED) <= interval[1]
 
 
 class Accounts(Section):
@@ -110,6 +123,15 @@ class Training(Section):
     log_x: bool = False
 
 
+class NoisyGradients(Section):
+    """Gradients at so many models with noise of this standard deviation, of so many parameters drawn at random."""
+
+    noise: float
+    draws: int = 1000
+    parameters: int = 10_000
+    log_x: bool = False
+
+
 class PaperFigure(Section):
     """A figure or table: what it shows, what is smaller here, how it is made, and what the paper says of it."""
 
@@ -122,25 +144,28 @@ class PaperFigure(Section):
     accounts: Accounts | None = None
     averaging: Averaging | None = None
     training: Training | None = None
+    gradients: NoisyGradients | None = None
     runs: Document = Field(default_factory=dict)
     reduced: Document = Field(default_factory=dict)
     claims: list[Claim] = Field(default_factory=list)
 
     @property
-    def drawn(self) -> Accounts | Averaging | Training:
+    def drawn(self) -> Accounts | Averaging | Training | NoisyGradients:
         """What is drawn, by which the engine is chosen."""
-        found = [one for one in (self.accounts, self.averaging, self.training) if one is not None]
+        found = [one for one in (self.accounts, self.averaging, self.training, self.gradients) if one is not None]
         if len(found) != 1:
-            raise InputError(f"{self.shows}", "a figure has one of [accounts], [averaging] and [training]", "give one")
+            raise InputError(
+                self.shows, "a figure has one of [accounts], [averaging], [training] and [gradients]", "give one"
+            )
         return found[0]
 
     @property
     def state(self) -> str:
-        """Whether what the paper says holds here."""
-        held = [claim.held for claim in self.claims]
+        """What becomes of the paper's claims at reduced settings."""
         if self.not_run:
             return "not run here"
-        return "no claim" if not held else "holds" if all(held) else "holds in part" if any(held) else "fails"
+        found = {claim.verdict(claim.found) for claim in self.claims}
+        return found.pop().value if len(found) == 1 else "holds in part" if Verdict.HOLDS in found else Verdict.OPEN
 
     def settings(self, *, full: bool, seeds: int | None) -> Document:
         """The sweep to carry out."""

@@ -59,10 +59,11 @@ def lines_of(cells: Iterable[Cell]) -> list[Line]:
     return lines
 
 
-def kept(folder: Path, name: str, settings: Document, compute: Callable[[], list[Cell]]) -> list[Cell]:
+def kept(folder: Path, name: str, settings: Document, compute: Callable[[], list[Cell]], by: str = "") -> list[Cell]:
     """The cells that an earlier command of the same version and settings left in a folder, or else computed anew.
 
-    A file that this user has not signed is computed anew: somebody else made it, or it was edited.
+    `by` tells readers what made them. A file that this user has not signed is computed anew: somebody else made it, or
+    it was edited.
     """
     told = blake2b(json.dumps([__version__, settings], sort_keys=True).encode(), digest_size=8).hexdigest()
     file = folder / f"{name.replace('/', ',')},{told}.csv"
@@ -70,7 +71,7 @@ def kept(folder: Path, name: str, settings: Document, compute: Callable[[], list
     if body is None:
         folder.mkdir(parents=True, exist_ok=True)
         body = csv_text([asdict(one) for one in compute()])
-        write_text(file, f"{body}{SIGNATURE}{sign(_content(file, body))}\n")
+        write_text(file, f"{body}{SIGNATURE}{sign(_content(file, body))},{by}\n")
     return [_read(row) for row in csv.DictReader(StringIO(body))]
 
 
@@ -80,7 +81,7 @@ def _signed(file: Path) -> str | None:
         return None
     text = read_text(file, "cells are stored as CSV", "remove it: it is computed anew")
     body, _, signature = text.rpartition(SIGNATURE)
-    return body if is_signed(_content(file, body), signature.strip()) else None
+    return body if is_signed(_content(file, body), signature.partition(",")[0].strip()) else None
 
 
 def _content(file: Path, body: str) -> bytes:
