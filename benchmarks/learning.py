@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -215,6 +216,73 @@ def private(count: int = 1) -> None:
         processor(played)
         compare("  of which", {"gradient": lambda: plain(0, x), "clipped gradient": lambda: clipped(0, x)})
     print(f"  peak memory {peak_gigabytes():.2f} GB")
+    if find_spec("opacus") is not None:
+        beside_opacus(count)
+
+
+class Words(nn.Module):
+    """A small transformer on patches of 7 x 7 pixels, of one's own: examples are taken one by one by `torch.func`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.mixed, self.out = nn.Linear(49, 96), nn.Linear(96, 96), nn.Linear(96, 10)
+        self.norm = nn.LayerNorm(96)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Patches attend to each other once."""
+        patches = images.unfold(2, 7, 7).unfold(3, 7, 7).flatten(1, 3).flatten(2)
+        words = self.into(patches)
+        mixed = (words @ words.transpose(1, 2) / 96**0.5).softmax(-1) @ words
+        return self.out(self.norm(words + self.mixed(mixed)).mean(1))
+
+
+def beside_opacus(count: int = 1) -> None:
+    """A private round of 16 nodes, 32 examples each, beside Opacus and training without privacy: processor time."""
+    image, small = (1, 28, 28), (3, 16, 16)
+    nets = {
+        "linear on 3,969 features": (models.linear(3969, 10, loss="cross-entropy"), (3969,)),
+        "mlp 784-32-10": (models.mlp((784, 32, 10)), (784,)),
+        "cnn": (models.cnn(image, 10), image),
+        "gn-resnet18, width 16": (models.gn_resnet18(small, 10, width=16, groups=8), small),
+        "one's own transformer": (models.wrap_module(Words(), "cross-entropy", shape=image), image),
+    }
+    with threads(count):
+        for name, (net, shape) in nets.items():
+            data = made_up(16 * 32, shape)
+            job = task(data, partition(data, 16), net)
+            print(f"{name}, {net.layout.size:,} parameters, engine {job.engine.name}, {count} thread(s)")
+            processor(
+                {
+                    "ours": rounds(job, "dp-d-sgd", "full", ("per-example", 1.0)),
+                    "Opacus": module_by_module(job, shape, private=True),
+                    "without privacy": module_by_module(job, shape, private=False),
+                },
+                repeat=9,
+            )
+
+
+def module_by_module(job: Task, shape: tuple[int, ...], *, private: bool) -> Callable[[], None]:
+    """One step of each node with a module and an optimiser of its own, clipped and with noise by Opacus or neither."""
+    from opacus import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    nets = [copy.deepcopy(job.model.module) for _ in job.shards.indices]
+    nets = [GradSampleModule(net) for net in nets] if private else nets
+    steps = [torch.optim.SGD(net.parameters(), lr=STEP_SIZE) for net in nets]
+    if private:
+        words = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "expected_batch_size": 32}
+        steps = [DPOptimizer(step, **words) for step in steps]
+    rows = [torch.from_numpy(held) for held in job.shards.indices]
+    batches = [(job.inputs[held].view(-1, *shape), job.targets[held]) for held in rows]
+    loss = nn.CrossEntropyLoss()
+
+    def one_round() -> None:
+        for net, step, (inputs, targets) in zip(nets, steps, batches, strict=True):
+            step.zero_grad()
+            loss(net(inputs), targets).backward()
+            step.step()
+
+    return one_round
 
 
 def draws(repeat: int = 15) -> None:

@@ -128,13 +128,15 @@ def in_small(experiment: Experiment) -> dict[str, Any]:
     recorded = found["record"]["attackers"]
     few = {"colluders": min(found["privacy"]["colluders"], 2)} if found["privacy"].get("colluders") else {}
     few |= {"attackers": [0]} if isinstance(found["privacy"]["attackers"], list) else {}
+    model = MODELS.get(found["model"]["name"], {})
+    model = {**model, "features": "scattering:J=1,L=8"} if "features" in found["model"] else model
     return merge(found, {
         "name": "small", "machine": {"checkpoint_seconds": 1000.0}, "data": {"rows": 8},
         "topology": {"graph": smaller},
         "training": {
             "rounds": 3, "batch": next(new for old, new in BATCHES.items() if re.fullmatch(old, batch)),
         },
-        "model": MODELS.get(found["model"]["name"], {}), "metrics": {"every": 2, "test_rows": 4},
+        "model": model, "metrics": {"every": 2, "test_rows": 4},
         "record": {"attackers": [0] if isinstance(recorded, list) else recorded}, "privacy": few,
     })  # fmt: skip
 
@@ -153,7 +155,13 @@ def cases():
             yield pytest.param(experiment, id=f"{name}: {variant}", marks=marks)
 
 
-SHAPES = {"mnist": (1, 8, 8), "mnist-writers": (1, 8, 8), "digits": (1, 8, 8), "cifar10": (3, 8, 8)}
+SHAPES = {
+    "mnist": (1, 8, 8),
+    "fashion-mnist": (1, 8, 8),
+    "mnist-writers": (1, 8, 8),
+    "digits": (1, 8, 8),
+    "cifar10": (3, 8, 8),
+}
 
 
 def drawn(name: str) -> Dataset:
