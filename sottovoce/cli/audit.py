@@ -133,7 +133,7 @@ def audit(
     if judgement is not None:
         place = out or run / "claim.html"
         write_claim_page(
-            place, judgement, title=title, settings=_facts_of(opened), commands=_again(run, judgement),
+            place, judgement, title=title, settings=_facts_of(opened), commands=_again(run, judgement, data),
             findings=folder.findings,
         )  # fmt: skip
         print_sentences(judgement.notes())
@@ -159,6 +159,8 @@ def _check_folder(finished_run: "FinishedRun", rerun: bool, tell: "Progress | No
 
 def _facts_of(finished_run: "FinishedRun") -> dict[str, str]:
     """The settings of a run that decide what it protects, for readers of a page about a claim."""
+    from sottovoce.report.wording import noise_text
+
     experiment, run = finished_run.experiment, finished_run.training_run
     given = {key: value for key, value in experiment.algorithm.settings.items() if value is not None}
     return {
@@ -166,15 +168,17 @@ def _facts_of(finished_run: "FinishedRun") -> dict[str, str]:
         "settings": ", ".join(f"{key} {value}" for key, value in given.items()),
         "graph": f"{run.topology.name}, {run.topology.n} nodes",
         "rounds": f"{run.rounds:,}",
+        "noise": noise_text(finished_run.privacy),
+        "data and model": f"{experiment.data.name}, {experiment.model.name}",
         "batches": experiment.training.batch,
         "clipping": f"{experiment.training.clip}, bound {experiment.training.bound}",
     }
 
 
-def _again(run: Path, judgement: "Judgement") -> list[str]:
-    claim = judgement.claim
+def _again(run: Path, judgement: "Judgement", data: Path | None) -> list[str]:
+    claim, there = judgement.claim, "" if data is None else f" --data {data}"
     about = f"--claim {claim.epsilon:g} --delta {claim.delta:g} --adjacency {claim.adjacency} --change {claim.change}"
-    return [f"sotto run {run}/config.json", f"sotto audit {run} {about} --view {claim.view}"]
+    return [f"sotto run {run}/config.json{there}", f"sotto audit {run} {about} --view {claim.view}{there}"]
 
 
 def _audit_settings(

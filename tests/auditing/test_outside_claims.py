@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import tomllib
 
@@ -57,6 +58,7 @@ def test_a_claim_about_a_run_is_refuted_proven_or_open(sotto, run):
     assert page.index("REFUTED") < page.index("What is claimed")
     assert "A &amp; B, 2025" in page
     assert f"sotto audit {run} --claim 0.1" in page
+    assert re.search("<th>noise</th><td>sigma 1: ", page), "an editor sees what protects"
     assert json.loads((run / "audit.json").read_text())["claim"]["outcome"] == "refuted"
 
 
