@@ -14,6 +14,7 @@ import torch
 
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.learning.exported_model import read_exported_model
+from sottovoce.learning.lazy_rows import Examples
 from sottovoce.report.model_export import export_model
 from sottovoce.run.checkpoint import load
 from sottovoce.run.execute import run_experiment
@@ -239,3 +240,16 @@ def test_commands(sotto, handed_on, wards):
     (wards / "new.csv").write_text("age,ward\n50,east\nold,west\n")
     code, _, err = sotto("predict model --data new.csv")
     assert (code, "row 2, column 'age': 'old'; a finite number is needed here" in err) == (2, True)
+
+
+def test_rows_to_predict_become_features_as_in_training(wards):
+    folder = trained(wards, model={"name": "linear", "features": "fourier:D=20,gamma=2.0", "bias": False})
+    export_model(folder, wards / "out")
+    found = read_exported_model(wards / "out")
+    assert found.parameters.shape == (20,)
+    job = open_run(folder, wards).training_run.task
+    said = found.predict({"age": [40, 70], "ward": ["east", "west"]})
+    rows = np.array([[0.25, 1, 0], [0.625, 0, 1]], dtype=np.float32)
+    seen = torch.from_numpy(job.model.inputs(Examples(rows))[:])
+    assert torch.linalg.vector_norm(seen, dim=1).tolist() == pytest.approx([1, 1])
+    np.testing.assert_allclose(said.probabilities[:, 1], (seen @ found.parameters).sigmoid().numpy(), atol=1e-5)
