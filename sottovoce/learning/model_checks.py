@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch._C import DispatchKey, _dispatch_tls_is_dispatch_key_included
 from torch._functorch.autograd_function import VmapInfo
-from torch.func import debug_unwrap
 
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import Dataset
@@ -43,6 +42,9 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 Batches of different sizes take different routines, whose rounding differs from processor to processor.
 """
 
+
+UNWRAPPING = getattr(getattr(torch.func, "debug_unwrap", None), "__code__", None)
+"""Older versions of torch have no function that unwraps tensors for reading."""
 
 KERNELS = DispatchKey.FuncTorchVmapMode
 """Of a thread within a kernel for batches; not within what vmap is given."""
@@ -129,7 +131,7 @@ def seeing_batches() -> Iterator[list[str]]:
         if event == "c_call":
             sees = not of_torch and getattr(called, "__module__", None) == torch._C._functorch.__name__
         elif event != "call" or of_torch:
-            sees = frame.f_code is debug_unwrap.__code__ and event == "call"
+            sees = frame.f_code is UNWRAPPING and event == "call"
         else:
             given += [one for some in given if isinstance(some, tuple) for one in some]
             sees = any(isinstance(one, VmapInfo) for one in given) or _dispatch_tls_is_dispatch_key_included(KERNELS)
