@@ -241,12 +241,10 @@ def sign(
     from sottovoce.federation.agreement import read_agreement
     from sottovoce.federation.amendments import agreement_before, unsigned
     from sottovoce.federation.amendments import sign as signed_by
-    from sottovoce.federation.member_folder import note_signed
     from sottovoce.support.files import write_text
 
     with activity("what the amendment guarantees"), ends_when_stopped():
         after = signed_by(folder, read_agreement(amendment), [read_agreement(copy) for copy in copies or ()])
-    note_signed(folder, after)
     write_text(amendment, after.toml())
     missing = unsigned(agreement_before(folder, after), after)
     found = {"file": str(amendment), "hash": after.hash, "from_round": after.since, "unsigned": missing}

@@ -11,6 +11,7 @@ each round and each member's own. They do not depend on who else takes part, and
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from sottovoce.federation.guarantees import AgreedGuarantees, agreed_guarantees
 from sottovoce.federation.identity import check_certificate, has_signed, load_identity, signature
 from sottovoce.federation.link_rules import why_all_are_needed
 from sottovoce.federation.member import SUFFIX, Member, read_member
+from sottovoce.federation.member_folder import noted_as_signed, recorded_rounds, signed_amendments
 from sottovoce.privacy.guarantee import Kind
 from sottovoce.run.run_ledger import planned_run
 from sottovoce.run.training_run import TrainingRun
@@ -179,7 +181,11 @@ def _cost(found: AgreedGuarantees) -> tuple[object, ...]:
 
 
 def sign(folder: Path, after: Agreement, copies: Sequence[Agreement]) -> Agreement:
-    """The amendment with the signature of the member whose folder this is, and those of other copies of it."""
+    """The amendment with the signature of the member whose folder this is, and those of other copies of it.
+
+    From its round on a process of this member plays no more under the agreement before it, from now on. So it must not
+    have come so far yet: all begin in that round.
+    """
     before = agreement_before(folder, after)
     check_amendment(before, after)
     amended_guarantees(before, after)
@@ -192,6 +198,13 @@ def sign(folder: Path, after: Agreement, copies: Sequence[Agreement]) -> Agreeme
             raise InputError(f"another amendment than {after.hash[:8]}", "all sign the same one", "give copies of it")
         signatures |= copy.amends.signatures
     if name in _staying(after):
+        stops = signed_amendments(folder).get(before.hash, math.inf) <= after.since
+        with noted_as_signed(folder, after):  # a process that has just looked may begin one round more
+            if (begun := recorded_rounds(folder, after) + (not stops)) > after.since:
+                raise InputError(
+                    f"an amendment from round {after.since}", f"{name} has begun {begun} rounds",
+                    f"amend from round {begun} on, or from a later one that leaves time to sign",
+                )  # fmt: skip
         signatures[name] = signature(identity, _signed(after))
     signed = after.model_copy(update={"amends": after.amends.model_copy(update={"signatures": signatures})})
     unsigned(before, signed)

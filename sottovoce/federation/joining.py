@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -110,7 +111,7 @@ def join_federation(
             if number > begun:
                 joining.enter(one, state)
             part, own = joining.part(number), load_identity(folder, one)
-            if part.is_last or (time_problem(own.member) is None and joining.is_ahead(part)):
+            if part.is_last or time_problem(own.member) is None:
                 found = joining.play(own, part)
                 state = found.run.journal.state
             elif recorded := joining.steps.recorded_state():
@@ -164,25 +165,22 @@ class _Joining:
     def enter(self, one: Agreement, state: bytes | None) -> None:
         """From now on this agreement holds for this member; what it was about to do under the one before is over."""
         newest = self.steps.newest()
-        begins = one.since if newest is None else max(one.since, newest.round + 1)
-        self.steps.record_amended(one.hash, begins, None if newest is None else state)
-        self.watch.event("amended", {"round": begins})
+        if newest is not None and newest.round >= one.since:
+            raise InputError(
+                f"{self.file}: an amendment from round {one.since}, which this member has played before",
+                "no round is played twice", "let all sign one from a later round",
+            )  # fmt: skip
+        self.steps.record_amended(one.hash, one.since, None if newest is None else state)
+        self.watch.event("amended", {"round": one.since})
 
     def part(self, number: int) -> Part:
         """What is played under an agreement of the chain."""
-        one, entered, following = self.chain[number], self.steps.amendments(), self.chain[number + 1 :]
-        begins = [entered.get(each.hash, each.since) for each in self.chain]
+        one = self.chain[number]
         earlier = tuple(
-            Earlier(until, bytes.fromhex(each.hash), _numbers(one, each))
-            for each, until in zip(self.chain[:number], begins[1:], strict=False)
+            Earlier(later.since, bytes.fromhex(each.hash), _numbers(one, each))
+            for each, later in pairwise(self.chain[: number + 1])
         )
-        ends = following[0].since if following else one.training.rounds
-        return Part(one, begins[number], ends, earlier, following[0] if following else None)
-
-    def is_ahead(self, part: Part) -> bool:
-        """Whether rounds of a part are still to be played."""
-        newest = self.steps.newest()
-        return newest is None or newest.round < part.ends
+        return Part(one, earlier, None if one is self.chain[-1] else self.chain[number + 1])
 
     def play(self, identity: Identity, part: Part) -> _Played:
         """Account for a part, reserve what it costs, and play it."""

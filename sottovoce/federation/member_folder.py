@@ -27,7 +27,7 @@ from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.lineages import Budget, Lineage
 from sottovoce.ledger.payloads import Place
 from sottovoce.ledger.spending import DEFAULT, Spending
-from sottovoce.ledger.steps import AMENDED
+from sottovoce.ledger.steps import AMENDED, Steps
 from sottovoce.run.layout import REMEDY, RULE, RunFiles, is_locked
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.support.config import Document, Section, parse_section, read_settings_file
@@ -138,11 +138,27 @@ def signed_amendments(folder: Path) -> dict[str, int]:
     return dict(read_settings_file(path)) if path.exists() else {}
 
 
-def note_signed(folder: Path, agreement: Agreement) -> None:
-    """Note that this member has signed an amendment, or another one in its place."""
-    if agreement.amends is not None:
-        found = {**signed_amendments(folder), agreement.amends.agreement: agreement.since}
-        write_text(folder / SIGNED, json_text(found), private=True)
+@contextmanager
+def noted_as_signed(folder: Path, agreement: Agreement) -> Iterator[None]:
+    """Note that this member signs an amendment, in place of an earlier one; not if the block refuses that."""
+    assert agreement.amends is not None
+    before = signed_amendments(folder)
+    found = {**before, agreement.amends.agreement: agreement.since}
+    write_text(folder / SIGNED, json_text(found), private=True)
+    try:
+        yield
+    except InputError:
+        write_text(folder / SIGNED, json_text(before), private=True)
+        raise
+
+
+def recorded_rounds(folder: Path, agreement: Agreement) -> int:
+    """How many rounds of a run were begun, as far as they are recorded."""
+    if not (folder / LEDGER).exists():
+        return 0
+    with open_ledger(folder / LEDGER, read_only=True) as database:
+        newest = Steps(database, agreement.run).newest()
+    return 0 if newest is None else newest.round + 1
 
 
 @dataclass(frozen=True)

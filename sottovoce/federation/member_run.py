@@ -73,16 +73,21 @@ class Watch:
 
 @dataclass(frozen=True)
 class Part:
-    """What is played under one agreement: from the round in which it begins to before the one in which it ends.
-
-    `earlier` are the agreements that were played before it, `following` is the one that amends it.
-    """
+    """What is played under one agreement. `earlier` were played before it, `following` is the one that amends it."""
 
     agreement: Agreement
-    begins: int
-    ends: int
     earlier: tuple[Earlier, ...]
     following: Agreement | None
+
+    @property
+    def begins(self) -> int:
+        """The first round."""
+        return self.agreement.since
+
+    @property
+    def ends(self) -> int:
+        """The round before which it ends."""
+        return self.agreement.training.rounds if self.following is None else self.following.since
 
     @property
     def is_last(self) -> bool:

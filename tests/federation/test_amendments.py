@@ -17,7 +17,7 @@ from sottovoce.federation.identity import create_identity, load_identity, renew_
 from sottovoce.federation.joining import leave_federation
 from sottovoce.federation.journal import RecordedInputs
 from sottovoce.federation.links import Mailbox
-from sottovoce.federation.member_folder import confirm, member_status, note_signed
+from sottovoce.federation.member_folder import confirm, member_status, signed_amendments
 from sottovoce.federation.rehearsal import free_ports
 from sottovoce.ledger.payloads import Place
 from sottovoce.ledger.spending import DEFAULT, Spending
@@ -56,7 +56,6 @@ def stopped(clinics, agreement, kills, round, moment=KEPT):
 def signed_by_all(clinics, before, after):
     for name in set(before.names) & set(after.names):
         after = sign(clinics.folder / name, after, ())
-        note_signed(clinics.folder / name, after)
         confirm(clinics.folder / name, after)
     return after
 
@@ -170,7 +169,7 @@ def test_who_comes_starts_where_the_others_are(tmp_path, kills, monkeypatch):
     monkeypatch.setattr(RecordedInputs, "gradient", noted)
     clinics = Clinics(tmp_path, ("Hill", "Mercy"))
     before = clinics.agree(rounds=6, algorithm='name = "dp-d-sgd"\nstep_size = 2.0')
-    stopped(clinics, before, kills, 3)
+    stopped(clinics, before, kills, 1)
     after = with_south(clinics, before, round=4, without=())
     sent, take = {}, Mailbox.take
 
@@ -185,19 +184,21 @@ def test_who_comes_starts_where_the_others_are(tmp_path, kills, monkeypatch):
     assert np.abs(start).max() > 0.1
 
 
-def test_who_played_on_under_the_old_agreement_goes_on_after_its_last_round(tmp_path, kills):
-    """It had signed in time and was restarted late: no round is played twice."""
+def test_nobody_signs_an_amendment_from_a_round_that_it_may_have_begun(tmp_path, kills):
+    """A process that has passed its last look at what is signed may still begin one round more."""
     clinics = Clinics(tmp_path)
-    before = clinics.agree(rounds=8)
-    stopped(clinics, before, kills, 4)
-    after = amend(before, [moved(clinics, "Mercy")], round=3, **NOTHING)
-    for name in before.names:
-        after = sign(tmp_path / name, after, ())
-    results = played_on(clinics, after)
-    assert {result["rounds"] for result in results.values()} == {8}
-    for name in after.names:
-        assert rounds_sent(clinics, after, name) == list(range(8))
-    check_one_message_for_each_place(kills)
+    before = clinics.agree(rounds=9)
+    stopped(clinics, before, kills, 3)
+    file = moved(clinics, "Mercy")
+    for round in (2, 3, 4):
+        after = amend(before, [file], round=round, **NOTHING)
+        with pytest.raises(InputError, match="Hill has begun 5 rounds; amend from round 5"):
+            sign(tmp_path / "Hill", after, ())
+    assert signed_amendments(tmp_path / "Hill") == {}
+    after = signed_by_all(clinics, before, amend(before, [file], round=5, **NOTHING))
+    assert signed_amendments(tmp_path / "Hill") == {before.hash: 5}
+    played_on(clinics, after)
+    assert [rounds_sent(clinics, after, name) for name in after.names] == [list(range(9))] * 3
 
 
 def test_who_signed_refuses_the_old_agreement_from_that_round(tmp_path, kills):
@@ -205,8 +206,8 @@ def test_who_signed_refuses_the_old_agreement_from_that_round(tmp_path, kills):
     before = clinics.agree(rounds=6)
     stopped(clinics, before, kills, 1)
     after = amend(before, [moved(clinics, "Mercy")], round=3, **NOTHING)
-    note_signed(tmp_path / "Hill", sign(tmp_path / "Hill", after, ()))
-    note_signed(tmp_path / "Mercy", after)
+    for name in before.names:
+        sign(tmp_path / name, after, ())
     results = clinics.play({name: lambda name=name: clinics.join(before, name, resume=True) for name in before.names})
     assert ["signed an amendment from round 3" in str(one) for one in results.values()] == [True, True]
     assert [rounds_sent(clinics, before, name) for name in before.names] == [[0, 1, 2]] * 2
