@@ -257,6 +257,16 @@ def test_large_features_are_computed_once(monkeypatch):
     assert len(list(cache_folder("features").iterdir())) == 3
 
 
+@pytest.mark.usefixtures("own_cache")
+def test_stored_features_are_of_rows_as_they_are_read(monkeypatch):
+    monkeypatch.setattr(features, "KEPT", 1)
+    rows = load("digits").only(np.arange(12))
+    scaled = replace(rows, examples=rows.examples.then(lambda some: some - 0.5))
+    found = [parse_features("fourier:D=30", one).rows(one.examples) for one in (rows, scaled)]
+    assert np.abs(found[0] - found[1]).max() > 0.01
+    assert len(list(cache_folder("features").iterdir())) == 2
+
+
 def test_features_without_a_cache_are_computed(monkeypatch):
     monkeypatch.setattr(features, "KEPT", 1)
     monkeypatch.setattr(features, "cache_folder", lambda kind: None)
