@@ -4,8 +4,9 @@
 
 The message function of training is called as before. Of what it answers, only the model leaves the node, with its
 update clipped and noisy, and the agreed weight as `num-examples`: losses and counts of examples are about rows. Other
-messages, such as those of evaluation, are answered with the weight alone. Put this mod first, so that no other comes
-after it on the way out; a reply after the budget is gone is an error, which strategies leave out.
+messages, such as those of evaluation, are answered with the weight alone, also where the app fails at them. Put this
+mod first, so that no other comes after it on the way out; a reply after the budget is gone is an error, which
+strategies leave out.
 
 Where single records are protected, `records` gives the gradients of a site's records, and the app does not train.
 """
@@ -52,7 +53,10 @@ def sottovoce_mod(
             site = _site(context, agreed.sites)
             own = MetricRecord({WEIGHT: agreed.weight(site)})
             if message.metadata.message_type != MessageType.TRAIN:
-                _answered(call_next, message, context)
+                try:
+                    call_next(message, context)
+                except Exception as error:  # that it failed is about rows, too
+                    log.error("%s failed: %s", message.metadata.message_type, type(error).__name__)
                 return Message(RecordDict({"metrics": own}), reply_to=message)
             (key, given), before = _model(message)
             round = _round(message)

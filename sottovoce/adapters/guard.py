@@ -154,24 +154,21 @@ class Guard:
         """The model after training as it may leave the site: the one before, and the update with noise.
 
         The one before is copied first: trainers that work in place would change it, and it leaves as it is. Whole
-        numbers, such as counters of batches, stay as they were.
+        numbers, such as counters of batches, stay as they were, and so do types of numbers: a trainer that fails, or
+        leaves other parameters, is not told from one that moves nothing.
         """
         self.check(round, aggregator)
         before = {name: np.array(part) for name, part in model.items()}
+        moved = [name for name in before if np.issubdtype(before[name].dtype, np.floating)]
         try:
-            after = {name: np.asarray(part) for name, part in train(_copied(before)).items()}
+            update = _moved(before, train(_copied(before)), moved)
         except Exception:
             self._failed(f"training in round {round}")
-            after = before
-        if _shapes(before) != _shapes(after):
-            odd = [name for name, _ in (_shapes(before).items() ^ _shapes(after).items())]
-            raise InputError(
-                f"parameters {join_names(sorted(set(odd)))}", "the model has the same before and after training",
-                "return them all",
-            )  # fmt: skip
-        moved = [name for name in before if np.issubdtype(before[name].dtype, np.floating)]
-        noisy = self.release(round, {name: after[name] - before[name] for name in moved}, aggregator=aggregator)
-        return {name: part + noisy[name] if name in noisy else part for name, part in before.items()}
+            update = _moved(before, before, moved)
+        noisy = self.release(round, update, aggregator=aggregator)
+        return {
+            name: (part + noisy[name]).astype(part.dtype) if name in noisy else part for name, part in before.items()
+        }
 
     def stepped(
         self,
@@ -386,7 +383,18 @@ class Guard:
 
 
 def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
-    return {name: part.shape for name, part in model.items()}
+    return {name: np.shape(part) for name, part in model.items()}
+
+
+def _moved(before: Model, after: Model, names: Sequence[str]) -> Model:
+    """How far training moved parameters; refused where it left others than it was given."""
+    odd = {name for name, _ in _shapes(before).items() ^ _shapes(after).items()}
+    if odd:
+        raise InputError(
+            f"parameters {join_names(sorted(odd))}", "the model has the same before and after training",
+            "return them all",
+        )  # fmt: skip
+    return {name: np.subtract(after[name], before[name], dtype=float) for name in names}
 
 
 def _copied(model: Model) -> dict[str, NDArray[Any]]:

@@ -69,9 +69,10 @@ class Pairs:
         return Lengths((squares.sum((1, 2)).clamp(min=0) + added).sqrt(), reach)
 
     def summed(self, factor: Tensor, unfit: Tensor) -> Tensor:
-        """Errors times factors, and one product for all examples and places."""
-        errors, inputs = (without(unfit, part) for part in (self.errors, self.inputs))
-        return ((errors * factor.view(-1, 1, 1)).flatten(0, 1).T @ inputs.flatten(0, 1)).flatten()
+        """Errors times factors, and one product for all examples and places; in float64, as norms are."""
+        errors, inputs = (without(unfit, part).double() for part in (self.errors, self.inputs))
+        found = (errors * factor.view(-1, 1, 1)).flatten(0, 1).T @ inputs.flatten(0, 1)
+        return found.flatten().to(factor.dtype)
 
 
 Part = Whole | Pairs

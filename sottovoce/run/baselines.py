@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sottovoce.core.random_streams import NoiseKey
 from sottovoce.errors import Diverged
 from sottovoce.learning.prediction_scores import leading_figure
 from sottovoce.learning.tables import Table
@@ -32,7 +33,7 @@ from sottovoce.support.threads import threads
 PLAIN = "d-psgd"
 """Gossip training without noise."""
 
-DECIDING = ("seed", "noise_key", "topology", "data", "model", "algorithm", "training", "machine")
+DECIDING = ("seed", "topology", "data", "model", "algorithm", "training", "machine")
 """Sections and keys of settings on which baselines depend."""
 
 
@@ -61,10 +62,11 @@ def compute_baselines(
 ) -> Document:
     """Test figures of the same rounds, steps, batches and clipping without noise: all together, and each node alone.
 
-    With a node of its `own`, whose table is among `tables`, only what that comes to alone, on its own held-out rows:
-    of the others nothing is known.
+    Batches follow from the seed, so that an audit draws the same. With a node of its `own`, whose table is among
+    `tables`, only what that comes to alone, on its own held-out rows: of the others nothing is known.
     """
     plain = build_accountant(_without_noise(experiment), data, tables=tables).training_run
+    plain = plain.keyed(NoiseKey.of_seed(experiment.seed))
     names = plain.topology.names or tuple(map(str, range(plain.topology.n)))
     nodes = np.array([node for node, name in enumerate(names) if own in (None, name)])
     task, rows = plain.task if own is None else plain.task.hosted(nodes), experiment.metrics.test_rows

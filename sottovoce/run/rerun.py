@@ -48,7 +48,7 @@ def with_other_rows(
     """The run from another seed, with noise that follows from it. `rows` gives nodes new rows, as many as they had:
     positions among the training rows, followed by the test rows, followed by `extra` inputs and targets.
     """
-    run, training = finished_run.training_run, finished_run.experiment.training
+    run = finished_run.training_run
     job, indices, more = run.task, list(run.task.shards.indices), [part.numpy() for part in extra]
     for node, new in rows.items():
         assert len(new) == len(indices[node])
@@ -58,13 +58,12 @@ def with_other_rows(
     targets = np.concatenate([data.targets, data.test_targets, *more[1:]])
     bound = data.examples.norm_bound
     examples = Examples(inputs) if bound is None else Examples(inputs).clipped(bound)
-    gradients = replace(
+    shards = tuple(indices)
+    job = replace(
         job, dataset=replace(data, examples=examples, targets=targets, groups=None),
-        shards=replace(job.shards, indices=tuple(indices)),
-    ).gradients(
-        training.batch, training.clip, training.bound, local_steps=run.gradients.local_steps,
-        step_size=run.gradients.step_size, weigh_nodes=training.weigh_nodes,
+        shards=replace(job.shards, indices=shards),
     )  # fmt: skip
+    gradients = replace(run.gradients, task=job, batches=replace(run.gradients.batches, shards=shards))
     return replace(run, gradients=gradients, seed=seed).keyed(NoiseKey.of_seed(seed))
 
 

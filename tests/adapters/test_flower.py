@@ -132,6 +132,7 @@ def test_models_leave_with_noise_and_nothing_else_does(tmp_path):
         assert {key for line in found["metrics"] for key in line} == {"num-examples"}
         assert {line["num-examples"] for line in found["metrics"]} == {1.0}
         assert not any(str(SECRET) in reason for reason in found["failures"])
+    assert small["failures"] == []  # every evaluation raises, which is about rows, too
     assert len(small["models"]) == len(noisy["models"]) == ROUNDS  # the round that was not agreed on had no answers
     assert sum("rounds" in reason for reason in noisy["failures"]) == len(SITES)
     moved = noisy["models"][0]["w"] - small["models"][0]["w"]

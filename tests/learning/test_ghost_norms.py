@@ -106,6 +106,26 @@ def test_norms_of_pairs_that_cancel_are_not_too_small(dtype):
         assert (found <= lengths * (1 + 1e-6) + 1e-6 * np.linalg.norm(errors.numpy(), axis=(1, 2))).all()
 
 
+@pytest.mark.parametrize("places", [16, 100])
+def test_places_that_cancel_are_not_rounded_above_the_bound(places):
+    """All pixels alike, and one place against all others: sums in float32 lose more there than is left."""
+    made = net(
+        nn.Unflatten(1, (places, 256)), nn.Linear(256, 256), nn.Flatten(), nn.Linear(places * 256, 2),
+        shape=(places * 256,),
+    )  # fmt: skip
+    views = made.layout.views(made.start(1, torch.Generator(), same=True, dtype=torch.float32)[0].zero_())
+    assert engine_for(made).name == "ghost"
+    clip, worst = parse_clipping("per-example", 1.0), 0.0
+    for pixel, slope in torch.rand(12, 2, generator=torch.Generator().manual_seed(0)).add(1).tolist():
+        last = torch.full((places, 256), slope)
+        last[-1] *= 1 - places
+        weights = views | {"3.weight": torch.stack([last.flatten(), -last.flatten()])}
+        stack = Stack(torch.full((1, 1, places * 256), pixel * 1e6), torch.zeros(1, 1).long(), torch.ones(1, 1))
+        found = engine_for(made).clipped(made.layout.flatten(weights).unsqueeze(0), stack, clip)
+        worst = max(worst, float(found.rows.double().norm()))
+    assert 0.01 < worst <= 1
+
+
 def test_the_smaller_of_gradients_and_pairs_is_kept():
     def kinds(name):
         made = NETS[name]()

@@ -55,6 +55,11 @@ def test_alone_is_descent_on_a_nodes_own_rows():
     assert found["nodes"][2]["alone"] == pytest.approx(by_hand, abs=0.02)
 
 
+def test_an_audit_draws_the_same_batches():
+    experiment = parse_experiment(SETTINGS | {"training": SETTINGS["training"] | {"batch": "allocate:1x4"}})
+    assert compute_baselines(experiment) == compute_baselines(experiment)
+
+
 def test_they_are_shown_and_are_no_public_file(sotto, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.json").write_text(json.dumps(SETTINGS))

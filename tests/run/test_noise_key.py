@@ -182,3 +182,14 @@ def test_reruns_do_not_draw_the_noise_of_the_run(tmp_path):
     assert all(one.gradients.batches.key == one.noise_key for one in reruns)
     files.noise_key.unlink()
     assert open_run(tmp_path / "run").privacy.sigma == 1.0
+
+
+def test_reruns_take_the_gradients_of_the_run(tmp_path):
+    """Whatever settings decide them: on the same rows only batches are drawn from another key."""
+    seen = {"batch": "allocate:2x2", "clip": "per-example", "bound": 1.0, "augment": "shift:2,flip", "views": 3}
+    run(tmp_path / "run", model={"name": "cnn", "filters": [4, 8]}, training={"rounds": 4, **seen})
+    finished = open_run(tmp_path / "run")
+    again, key = with_other_rows(finished, 5, {}), finished.training_run.gradients.batches.key
+    points = finished.training_run.starting_models(np.arange(4))
+    plain, found = (one(0, points) for one in (finished.training_run.gradients, again.gradients.keyed(key)))
+    assert np.array_equal(plain.numpy(), found.numpy())
