@@ -363,7 +363,7 @@ def test_models_that_do_not_fit_are_refused():
         with pytest.raises(InputError, match=message):
             task(digits, shards, models.wrap_module(module, "cross-entropy"))
     for name, settings, message in (
-        ("lstm", {}, "model 'lstm'; known: linear, logistic"),
+        ("lstm", {}, "model 'lstm'; known: mean, linear, logistic"),
         ("matrix-factorisation", {}, "on digits, which has classes; it is for ratings"),
         ("logistic", {}, "it is for two classes"),
         ("mlp", {"depth": 2}, "'depth' of mlp; it has no such setting"),
