@@ -177,6 +177,8 @@ def _show_agreement(agreement: "Agreement", guarantees: "AgreedGuarantees", out:
     least, most = agreement.message_range
     if RANGE_IN_DEVIATIONS * guarantees.noise_in_models > min(-least, most):
         print_remark(RANGE_IS_NARROW.format(noise=guarantees.noise_in_models, least=least, most=most))
+    if (undone := agreement.experiment.training.undone_by_clipping()) is not None:
+        print_remark(undone)
     if agreement.has_secure_sums:
         print_remark(SUMS_ASSUME)
         print_remark(SUMS_FAIL.format(missing=_failing_sums(agreement)))

@@ -218,6 +218,8 @@ def _run_one(experiment: "Experiment", how: Execution) -> None:
 
         if (compression := experiment.algorithm.settings.get("compression")) is not None:
             warn_if_apart(topology_of(experiment, how.data), str(compression))
+        if (undone := experiment.training.undone_by_clipping()) is not None:
+            print_note(undone)
         run_experiment(
             experiment, folder, data=how.data, resume=how.resume, progress=after_round, ledger=how.ledger,
             on_end=ended.append,

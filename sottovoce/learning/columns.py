@@ -324,12 +324,14 @@ def guess_columns(path: Path, cells: Arrays, target: str | None = None) -> Guess
         why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         raise InputError(f"{path}: no column but the target can be used", "one more is needed", f"mend one: {why}")
     columns = Columns(target=wanted, columns=found, drop=list(reasons), missing_words=words, decimal=decimal)
-    return Guess(columns, reasons, [line for name, column in cells.items() for line in _repeated(name, column)])
+    remarks = [line for name, column in cells.items() for line in _repeated(name, column)]
+    return Guess(columns, reasons, [*remarks, *_decided_for(columns)])
 
 
 def columns_text(guess: Guess) -> str:
     """Columns as a file to edit, with what must be changed in it, and why columns are dropped."""
     why = "".join(f"# {name!r} is dropped: {reason}.\n" for name, reason in guess.reasons.items())
+    why += "".join(f"# {line}\n" for line in guess.remarks)
     return WARNING + why + to_toml(guess.columns.model_dump(exclude_defaults=True))
 
 
@@ -379,10 +381,10 @@ def _guess(name: str, cells: NDArray[Any], missing_words: list[str], decimal: st
 def _names_rows(name: str, there: NDArray[Any], distinct: NDArray[Any]) -> bool:
     """Whether cells tell rows or people apart: by the name of the column, or as numbers one after another."""
     many, all_differ, numbers = len(distinct) > MOST_CATEGORIES, len(distinct) == len(there), _numbers(distinct, ".")
+    named = IDENTITY.search(name) is not None and (many or all_differ)
     if (numbers == np.rint(numbers)).all():
-        return many and (IDENTITY.search(name) is not None or (all_differ and np.ptp(numbers) == len(distinct) - 1))
-    words = not np.isfinite(numbers).any() and not np.isfinite(days_of(distinct)).any()
-    return words and (many or all_differ) and IDENTITY.search(name) is not None
+        return named or (many and all_differ and bool(np.ptp(numbers) == len(distinct) - 1))
+    return named and not np.isfinite(numbers).any() and not np.isfinite(days_of(distinct)).any()
 
 
 def _repeated(name: str, cells: NDArray[Any]) -> list[str]:
@@ -393,6 +395,15 @@ def _repeated(name: str, cells: NDArray[Any]) -> list[str]:
         return []
     which = f"{several} of {len(distinct)} values of {name} stand in several rows"
     return [f"{which}: figures about records protect a row, not a person. Keep one row of each."]
+
+
+def _decided_for(columns: Columns) -> list[str]:
+    """Of two classes: which of them is decided for. Their order is that of the alphabet, whichever is the event."""
+    if len(columns.classes) != 2:
+        return []
+    first, second = columns.classes
+    about = f"Alerts, PPV, net benefit and training.threshold are about {second!r}, the second category"
+    return [f"{about} of {columns.target}: if {first!r} is what you look for, swap them."]
 
 
 def _numbers(cells: NDArray[Any], decimal: str) -> NDArray[np.float64]:

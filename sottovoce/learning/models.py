@@ -179,8 +179,8 @@ def wrap_module(
     output for each period), logistic or squared (one output). `shape` is the shape of one example if the module does
     not take flat rows.
     """
-    _refuse_coupled(loss)
     if loss not in LOSSES:
+        _refuse_coupled(str(loss))
         raise InputError(f"loss {loss!r}", f"known: {', '.join(LOSSES)}", "choose one of them")
     module = copy.deepcopy(module)
     for path, part in module.named_modules():

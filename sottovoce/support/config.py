@@ -130,12 +130,22 @@ class TrainingSettings(Section):
     threshold: float = Field(default=0.5, gt=0, lt=1)
     class_weights: dict[str, ClassWeight] | None = None
 
+    def undone_by_clipping(self) -> str | None:
+        """What to say of weights of classes that clipping takes back."""
+        largest = max((self.class_weights or {}).values(), default=1.0)
+        if largest <= 1 or self.clip != "per-example":
+            return None
+        return (
+            f"class_weights of {largest:g}: clipping per example shortens what a weight above 1 lengthens, so that it "
+            f"may do nothing. Divide all weights by {largest:g}."
+        )
+
     @field_validator("class_weights", mode="before")
     @classmethod
     def _are_public(cls, given: object) -> object:
         if isinstance(given, str):
             raise ValueError(
-                "must be public numbers by class, such as {no = 1.0, yes = 9.0}: how many rows a class has is private, "
+                "must be public numbers by class, such as {no = 0.1, yes = 1.0}: how many rows a class has is private, "
                 "and no figure covers weights that are read from rows"
             )
         return given

@@ -15,7 +15,7 @@ from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task
 from sottovoce.privacy.convexity import smoothness
 from sottovoce.run.build import build_accountant
-from sottovoce.support.config import parse_experiment
+from sottovoce.support.config import TrainingSettings, parse_experiment
 
 WEIGHTS = {"no": 0.5, "yes": 9.0}
 
@@ -120,6 +120,26 @@ def test_weights_that_are_not_public_are_refused(weights, told):
     run = {"name": "w", "topology": {"graph": "ring:4"}, "training": {"rounds": 2, "class_weights": weights}}
     with pytest.raises(InputError, match=told):
         parse_experiment(run)
+
+
+@pytest.mark.parametrize(
+    ("clip", "weights", "told"),
+    [
+        ("per-example", {"no": 1.0, "yes": 9.0}, True), ("per-example", {"no": 0.1, "yes": 1.0}, False),
+        ("none", {"no": 1.0, "yes": 9.0}, False), ("per-example", None, False),
+    ],
+)  # fmt: skip
+def test_weights_that_clipping_takes_back_are_told(clip, weights, told):
+    """Where gradients reach the bound with a weight of 1, 9 changes nothing, and 1/9 for the other class does."""
+    training = TrainingSettings(rounds=1, clip=clip, bound=0.3, class_weights=weights)
+    assert (training.undone_by_clipping() is not None) == told
+    if told:
+        data = data_of_two()
+        each = [dict.fromkeys(weights, 1.0), weights, {"no": 1 / 9, "yes": 1.0}]
+        jobs = [job_of("logistic", data, class_weights=one) for one in each]
+        same, heavy, light = (job.gradients("full", clip, training.bound)(0, 0 * points) for job, points in jobs)
+        torch.testing.assert_close(same, heavy)
+        assert not torch.allclose(heavy, light, rtol=0.1)
 
 
 @pytest.mark.parametrize("weights", [{"no": 1.0}, {"no": 1.0, "yes": 2.0, "maybe": 1.0}])

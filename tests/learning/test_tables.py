@@ -292,6 +292,28 @@ def test_a_guess_takes_words_among_numbers_for_missing_cells(tmp_path):
         read_all_cells(folder)
 
 
+def test_a_guess_says_which_class_is_decided_for(tmp_path):
+    table = tmp_path / "stays.csv"
+    table.write_text("age,again\n61,ja\n34,nein\n50,nein\n")
+    guess = guess_columns(table, read_all_cells(table))
+    (line,) = guess.remarks
+    assert guess.columns.classes == ("ja", "nein")
+    assert "about 'nein'" in line
+    assert f"# {line}" in columns_text(guess).splitlines()
+    table.write_text("age,again\n61,1.5\n34,2.5\n50,0.5\n")
+    assert guess_columns(table, read_all_cells(table)).remarks == []
+
+
+def test_a_dozen_numbers_of_patients_are_no_input(tmp_path):
+    table = tmp_path / "stays.csv"
+    table.write_text(
+        "\n".join(["patient,case,age,again", *(f"{1000 + row},{row % 3},{row * row},{row % 2}" for row in range(12))])
+    )
+    guess = guess_columns(table, read_all_cells(table))
+    assert guess.columns.drop == ["patient"]
+    assert [column.name for column in guess.columns.columns] == ["case", "age", "again"]
+
+
 def test_a_guess_fits_the_table_that_it_is_from(table):
     table.write_text(CSV.replace("NA", "").replace(" east", "east"))
     guess = guess_columns(table, read_all_cells(table), "again")

@@ -128,6 +128,7 @@ def of_samplers(make):
         ({"drawn": of_samplers(lambda held: RandomSampler(held, replacement=True))}, "by RandomSampler"),
         ({"drawn": [*loaders()[:2], DataLoader(HELD[2], batch_size=3, shuffle=True)]}, "loaders draw poisson:0.1"),
         ({"loss": "hinge"}, "loss 'hinge'; known"),
+        ({"loss": nn.CrossEntropyLoss()}, r"loss CrossEntropyLoss\(\); known: .*cross-entropy"),
         ({"optimizer": RMSprop}, "optimizer RMSprop"),
         ({"options": {"momentum": 0.9, "nesterov": True}}, "optimizer SGD"),
         ({"options": {"momentum": 0.9, "weight_decay": 0.1}}, "optimizer SGD"),
