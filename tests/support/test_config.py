@@ -119,7 +119,7 @@ WRONG = {
     "model.name=lstm": "model 'lstm'",
     "model.name=logistic": "logistic on digits, which has classes",
     "algorithm.name=dp-d-sdg": "did you mean dp-d-sgd?",
-    "algorithm.name=muffliato": "muffliato on a task; it averages values and does not train",
+    "algorithm.name=muffliato": "muffliato on the model softmax; it averages values once",
     "algorithm.sigma=-1": "sigma = -1",
     "algorithm.sigma=[1.0, 2.0]": "sigma for 2 nodes; there are 4",
     "algorithm.step_size=0": "step_size = 0",
@@ -194,7 +194,7 @@ TOGETHER = {
     "both algorithm.message_sigma and privacy.epsilon": [
         "algorithm={name = 'zip-dl', message_sigma = 1.0}", "privacy.epsilon=1"
     ],
-    "muffliato on a task": [
+    "muffliato on the model softmax": [
         "algorithm={name = 'muffliato', sigma = 1.0}", "training.local_steps=2", "training.clip=whole-gradient"
     ],
     "rand:0.5 on ring:4": [
