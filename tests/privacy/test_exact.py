@@ -28,12 +28,11 @@ from sottovoce.core.participation import parse_participation
 from sottovoce.core.random_streams import NoiseKey
 from sottovoce.privacy.exact import gram as gram_route
 from sottovoce.privacy.exact import routes, whitening
-from sottovoce.privacy.exact.deflation import Deflated, deflated
+from sottovoce.privacy.exact.deflation import Deflated
 from sottovoce.privacy.exact.elimination import eliminate_known_messages, without_implied_models
 from sottovoce.privacy.exact.whitening import Singular, kalman
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.worst_case import worst_case
-from sottovoce.support.progress import counted, progress_heard
 from tests.cases import Case, cases
 from tests.privacy.losses import dense, single, whole
 from tests.selection import rest_slow
@@ -331,23 +330,6 @@ def test_routes_by_size_and_little_memory(monkeypatch, net):
         monkeypatch.setattr(routes, "FILTER_STATE", state)
         assert routes.route_of(view_of) is route
         np.testing.assert_allclose(routes.losses(view_of), plain, atol=1e-10)
-
-
-@pytest.mark.parametrize("route", ["gram", "kalman", "deflated", "correlated"])
-def test_every_route_tells_how_far_it_is_before_the_first_victims_are_done(route, monkeypatch):
-    """All victims are often found together, in minutes."""
-    name = "anti-pgd" if route == "correlated" else "dp-d-sgd"
-    view_of = seen(name, metropolis("regular:60,d=3,seed=1"), views.node(0), 40)
-    monkeypatch.setattr(whitening, "IN_CACHE", 12)
-    monkeypatch.setattr(whitening, "RESPONSES", 5e4)
-    groups = {"kalman": kalman, "deflated": lambda one: iter([deflated(one)])}
-    V, told = len(view_of.victims), []
-    with progress_heard(lambda what, done, total: told.append(done)), counted("fixed-streams", V):
-        next(groups.get(route, gram_route.gram)(view_of))
-        before = told[1:]
-    assert len(before) > 4
-    assert before == sorted(set(before))
-    assert 0 < before[0] < before[-1] < V
 
 
 UNLIKE = {
