@@ -199,7 +199,8 @@ def load(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Datas
         )
     rows = entry.read(place or Path(), check_seed(seed))
     found = Dataset(name=name, kind=entry.kind, licence=entry.licence, source=entry.source, **vars(rows))
-    return replace(found, folder=folder_of(folder))
+    named = folder if folder is not None else os.environ.get(FOLDER) or None
+    return replace(found, folder=None if named is None else Path(named))
 
 
 def from_arrays(

@@ -364,7 +364,7 @@ STORED_DOCUMENTS = (
     *(
         f"account --graph {graph} --algorithm {name} --rounds 5 --sigma 1.5 --view node:0"
         for name, graph in PLAIN.items()
-        if name != "mafalda" and not name.endswith(("gsgd:8", "top:0.5"))
+        if name not in ("mafalda", "secure-mafalda") and not name.endswith(("gsgd:8", "top:0.5"))
     ),
     "account --graph ring:6 --algorithm zip-dl --rounds 5 --sigma 1.5 --view everyone",
     "account --graph ring:6 --algorithm decor --sigma-pair 4 --rounds 5 --sigma 1.5 --view coalition:0,1",

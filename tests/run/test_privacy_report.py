@@ -38,7 +38,6 @@ from sottovoce.run.training_run import prepare_run
 from sottovoce.support.config import parse_experiment
 from sottovoce.support.progress import progress_heard
 from sottovoce.support.text import to_json
-from sottovoce.tracing import policy
 from sottovoce.tracing.policy import trace_noisy_gradients
 from tests.cases import cases
 from tests.selection import rest_slow
@@ -727,26 +726,6 @@ def test_data_that_ships_is_promised_what_its_shards_allow():
     began = begun(algorithm("dp-d-sgd", sigma=2.0), RING, "cycle:4x3", what=what, rounds=12)
     assert began.algorithm.sensitivity == pytest.approx([2 / (len(shard) / 3) for shard in what.shards.indices])
     assert report_privacy(began, attackers="none").headline.mu == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "batch"),
-    [("dp-d-sgd", {}, "cycle:4x5"), ("decor", {"sigma_pair": 2.0}, "cycle:4x5"), ("dp-d-sgd", {}, "poisson:0.25")],
-)
-def test_a_run_with_a_target_is_traced_once(monkeypatch, name, settings, batch):
-    """Whatever sigma is tried, and for every figure of its report."""
-    traced = []
-
-    def trace_counted(*arguments, **settings):
-        traced.append(arguments[0])
-        return trace(*arguments, **settings)
-
-    monkeypatch.setattr(policy, "trace", trace_counted)
-    began = begun(algorithm(name, sigma=7.0, **settings), RING, batch, rounds=20)
-    met = calibrate_run(began, epsilon=1.0, delta=DELTA)
-    assert 0.99 < report_privacy(met, delta=DELTA, attackers=[0]).epsilon <= 1.0
-    met.headline_after(5, views.everyone())
-    assert len(traced) == 1
 
 
 def test_each_figure_of_a_run_is_accounted_for_once(monkeypatch):
