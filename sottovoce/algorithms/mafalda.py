@@ -138,7 +138,8 @@ def _optimised_correlation(topology: Topology, wanted: PendingCorrelation) -> Co
     scheme, labels = parse_participation(wanted.participation), degree_classes(topology, wanted.classes)
     if max(labels) == 0:
         if scheme.share < 1 or wanted.banded:
-            return best_in_band(topology, wanted.rounds, scheme.apart).correlation
+            apart = 1 if scheme.shuffled else scheme.apart  # a record may show in rounds next to each other
+            return best_in_band(topology, wanted.rounds, apart).correlation
         return factorize(topology, rounds=wanted.rounds, participation=wanted.participation).correlation
     settings = {"rounds": wanted.rounds, "participation": wanted.participation}
     if scheme.share < 1:

@@ -133,9 +133,10 @@ def test_a_c_with_which_failed_sums_would_tell_more_is_refused():
     algorithm("secure-mafalda", sigma=1.0, correlation=Triangular(np.abs(C)), participation="every")
 
 
-def test_every_round_is_independent_noise():
-    """Where a record shows in every round, C has one band, and nothing is gained or lost."""
-    which = built(participation="every").on(NET)
+@pytest.mark.parametrize("participation", ["every", "shuffle:4"])
+def test_rounds_that_may_follow_each_other_have_independent_noise(participation):
+    """Where a record may show in two rounds that follow each other, C has one band, and nothing is gained or lost."""
+    which = built(participation=participation).on(NET)
     assert np.array_equal(which.noise.correlation.matrix(T), np.eye(T) * which.noise.correlation.matrix(T)[0, 0])
 
 
